@@ -1,0 +1,3 @@
+"""hpcfl: personalized federated learning on HPC machines, over MPI."""
+
+__version__ = "0.1.0"

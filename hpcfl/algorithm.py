@@ -1,0 +1,108 @@
+"""What an algorithm is: a frozen dataclass of hyper-parameters with an initial state and a round.
+
+An algorithm file contains no MPI, device, padding or participation code: a ``Block`` gives it some clients of this rank
+for the local phase, a ``Round`` the collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from hpcfl.errors import InputError
+from hpcfl.group import Group
+from hpcfl.options import Count, Positive
+from hpcfl.schedules import CONSTANT, Schedule
+from hpcfl.task import Task
+
+if TYPE_CHECKING:
+    from hpcfl.block import Block
+    from hpcfl.round import Round
+
+Rows = Mapping[str, Tensor]  # name -> one row per client in hand: [C, ...]
+Weighting = Literal["client", "sample"]
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything an algorithm remembers between rounds."""
+
+    shared: Mapping[str, Tensor] = field(default_factory=dict)  # equal on all ranks: [P], [K, P], optimiser moments
+    local: Mapping[str, Tensor] = field(default_factory=dict)  # one row per client of this rank: [C, ...]
+
+
+@dataclass(frozen=True)
+class RoundDecision:
+    """All that rank 0 decides for one round; identical on every rank after the broadcast of its plan."""
+
+    index: int  # round number, from 0
+    participants: np.ndarray  # sorted client ids
+    coins: Mapping[str, np.ndarray]  # the coins that the algorithm declared, bool
+    evaluate: bool
+    checkpoint: bool
+    stop: str | None  # None | "done" | "walltime" | "signal" | "diverged"
+
+
+class Algorithm(Protocol):
+    """The protocol of a registered algorithm. Its dataclass fields are its options in the job file."""
+
+    evaluated: ClassVar[tuple[str, ...]]  # which models it has: "personal", "global"
+    exposed: ClassVar[tuple[str, ...]]  # local state [C, 1] to record at every evaluation
+
+    def coins(self, n_clusters: int) -> Mapping[str, np.ndarray]:
+        """Name -> probabilities of the coins that rank 0 flips each round; {} for most."""
+
+    def init(self, task: Task, group: Group) -> State:
+        """The state before the first round. Collective-free."""
+
+    def round(self, state: State, r: Round) -> State:
+        """One round. May branch on ``r.decision`` only: collectives must be entered by all ranks alike."""
+
+    def personal(self, b: Block, own: Rows) -> Tensor:
+        """[C, P] the model that each client of the block would use."""
+
+    def global_model(self, state: State) -> Tensor:
+        """[P] the model of the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Options of every algorithm that follows minibatch gradients, and what most have in common: a mixin."""
+
+    lr: Positive = 0.1
+    lr_schedule: Schedule = CONSTANT
+    batch_size: Count | None = None  # absent: full batch
+
+    exposed: ClassVar[tuple[str, ...]] = ()
+
+    def coins(self, n_clusters: int) -> Mapping[str, np.ndarray]:
+        return {}
+
+    def local_work(self, samples: np.ndarray) -> np.ndarray:
+        """Number of local steps per client in a round, from its number of training samples [C]."""
+        return np.ones_like(samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Descent):
+    """Options of the algorithms whose clients take several local steps per round: a mixin."""
+
+    local_steps: Count | None = None  # minibatch steps per round; default 1 where local_epochs is absent, too
+    local_epochs: Count | None = None  # or passes over the client's data per round
+
+    def __post_init__(self) -> None:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise InputError("algorithm.local_steps and algorithm.local_epochs: give one of the two, not both")
+        if self.local_epochs is not None and self.lr_schedule.name == "theory":
+            raise InputError(
+                'algorithm.lr_schedule = "theory" counts local steps alike on all clients; give algorithm.local_steps'
+            )
+
+    def local_work(self, samples: np.ndarray) -> np.ndarray:
+        if self.local_epochs is None:
+            return np.full_like(samples, self.local_steps or 1)
+        return self.local_epochs * -(-samples // (self.batch_size or np.maximum(samples, 1)))

@@ -1,0 +1,1 @@
+"""Algorithms: one file each, which reads like the paper's pseudo-code."""

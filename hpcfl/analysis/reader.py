@@ -1,0 +1,186 @@
+"""Reads results files of any state: finished, running, killed. Only counted rows are ever returned."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfl.errors import InputError
+from hpcfl.results_schema import FILETYPE, FORMAT_VERSION, HIGHER_IS_BETTER
+
+
+class Run:
+    """One results file, as it was when it was opened: to follow a running job, open it again.
+
+    path: the file or its run folder. Raises InputError for what is not a readable results file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path = Path(path)
+        self.path = path / "results.h5" if path.is_dir() else path
+        self.file = _open(self.path)
+        try:
+            self.attributes: Mapping[str, Any] = {name: _plain(value) for name, value in self.file.attrs.items()}
+            _check(self.path, self.attributes)
+            self.rounds_done = int(self.attributes["rounds_done"])
+            self.evaluations_done = int(self.attributes["evaluations_done"])
+            self.config: Mapping[str, Any] = tomllib.loads(self.text("/config/toml"))
+        except (KeyError, OSError, tomllib.TOMLDecodeError) as error:
+            self.file.close()
+            raise InputError(f"{self.path}: damaged ({error})") from None
+        except BaseException:
+            self.file.close()
+            raise
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def read(self, path: str) -> np.ndarray:
+        """A dataset by its path, e.g. "/rounds/train_loss": of /rounds, /evaluations, /per_client the counted rows."""
+        group = path.strip("/").partition("/")[0]
+        counts = {"rounds": self.rounds_done, "evaluations": self.evaluations_done, "per_client": self.evaluations_done}
+        data = self.file[path]
+        by_row = group in counts and data.maxshape[0] is None  # not the scales of the other axes
+        return data[: counts[group]] if by_row else data[()]
+
+    def last(self, path: str) -> np.ndarray | None:
+        """The last counted row of a dataset of /evaluations or /per_client; None before the first evaluation."""
+        return self.file[path][self.evaluations_done - 1] if self.evaluations_done else None
+
+    def text(self, path: str) -> str:
+        return str(_plain(self.file[path][()]))
+
+    @property
+    def status(self) -> str:
+        """running, done, stopped:why or failed:why."""
+        return str(self.attributes["status"])
+
+    @property
+    def stale(self) -> bool:
+        """The status says running, but the process on this host is dead. Of other hosts nothing is known: False."""
+        return (
+            self.status == "running"
+            and self.attributes["host"] == socket.gethostname()
+            and not _alive(int(self.attributes["pid"]))
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder; of the file where it lies elsewhere."""
+        return self.path.resolve().parent.name if self.path.name == "results.h5" else self.path.stem
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.config.get("algorithm", {}).get("name", "-"))
+
+    @property
+    def seed(self) -> int | None:
+        return self.config.get("run", {}).get("seed")
+
+    @property
+    def clients(self) -> int:
+        return len(self.file["/clients/client"])
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Which models were evaluated: "personal", "global"."""
+        return tuple(model for model in ("personal", "global") if model in self.file["/per_client"])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        group = self.file[f"/per_client/{self.models[0]}"]
+        return tuple(split for split in ("train", "validation", "test") if f"{split}_loss" in group)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        group = self.file[f"/per_client/{self.models[0]}"]
+        return tuple(metric for metric in HIGHER_IS_BETTER if f"test_{metric}" in group)
+
+    @property
+    def metric(self) -> str:
+        """The metric to show first: accuracy, or squared_error for regression."""
+        return self.metrics[-1]
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """Scalars per client that the algorithm exposed; read("/per_client/<name>")."""
+        group = self.file["/per_client"]
+        return tuple(n for n in group if isinstance(group[n], h5py.Dataset) and n not in ("client", "evaluation"))
+
+
+def find(files: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """Results files by name, or all below a folder in the order of their run numbers; with whether it was named.
+
+    Raises InputError for a folder without any and for what does not exist.
+    """
+    for path in map(Path, files):
+        if not path.is_dir() or (path / "results.h5").exists():
+            yield path, True
+            continue
+        found = sorted(path.rglob("results.h5"), key=lambda file: [_natural(part) for part in file.parts])
+        if not found:
+            raise InputError(f"{path}: no results.h5 in or below this folder")
+        yield from ((file, False) for file in found)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", text)]
+
+
+def _open(path: Path) -> h5py.File:
+    if not path.exists():
+        raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run")
+    try:
+        path.open("rb").close()  # says why, if it cannot be read
+        if not h5py.is_hdf5(path):
+            raise InputError(f"{path}: not an HDF5 file; expected a results.h5")
+        try:
+            return h5py.File(path, "r", swmr=True)
+        except OSError:  # a lock that another program holds, or a file system without locks
+            return h5py.File(path, "r", swmr=True, locking=False)
+    except OSError as error:
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise InputError(f"{path}: cannot be read ({reason})") from None
+
+
+def _check(path: Path, attributes: Mapping[str, Any]) -> None:
+    if attributes.get("filetype") != FILETYPE:
+        raise InputError(f'{path}: an HDF5 file, but not of hpcfl; its attribute "filetype" is not "{FILETYPE}"')
+    version = tuple(int(number) for number in attributes["format_version"])
+    if version[0] > FORMAT_VERSION[0]:
+        raise InputError(
+            f"{path}: format version {version[0]}.{version[1]} is newer than this hpcfl, which reads "
+            f"{FORMAT_VERSION[0]}.x; update hpcfl"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Python's own type for an attribute or a scalar: fixed-length strings come as bytes."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is there, and someone else's
+        pass
+    return True

@@ -1,0 +1,159 @@
+"""The build phase: data, partition, placement, model, engine. Everything that can be checked before a round is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from hpcfl import rng
+from hpcfl.comm import Comm
+from hpcfl.config import Job
+from hpcfl.coordinator import Coordinator
+from hpcfl.data import Dataset
+from hpcfl.device import choose_device, settle
+from hpcfl.errors import HpcflError, InputError
+from hpcfl.group import Group, pack
+from hpcfl.models import Spec
+from hpcfl.partition import Shares, deal
+from hpcfl.placement import place
+from hpcfl.round import Engine
+from hpcfl.splits import SPLITS, TEST, TRAIN, VALIDATION
+from hpcfl.task import Task
+from hpcfl.topology import Topology
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Population:
+    """What is known of all clients on every rank."""
+
+    cluster: np.ndarray  # [N]
+    count: np.ndarray  # [N, 3] samples per split
+    class_counts: np.ndarray | None  # [N, classes] of the training samples; rank 0 of a classification
+    shape: tuple[int, ...]  # of one sample
+    classes: int | None
+    scale: float
+    shift: float
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that hold samples; a test split is always listed."""
+        return tuple(s for k, s in enumerate(SPLITS) if k in (TRAIN, TEST) or self.count[:, k].any())
+
+
+@dataclass(frozen=True)
+class Built:
+    """A job, ready to run on this rank."""
+
+    engine: Engine
+    coordinator: Coordinator
+    population: Population
+
+
+def build(job: Job, world: Comm) -> Built:
+    """Collective over the world. Raises InputError on all ranks alike when the job cannot be run."""
+    settle(job.run.threads)
+    node = world.node()
+    device = together(world, lambda: choose_device(job.run.device, node.rank))
+    dtype = getattr(torch, job.run.dtype)
+    source = together(world, lambda: load(job) if node.rank == 0 else None)
+    _compare(world, source)
+    population = node.bcast(_population(*source) if source else None)
+    clients = len(population.cluster)
+    cohort = job.run.cohort(clients)
+    placement = place(population.cluster, population.count[:, TRAIN], world.size)
+    neighbours = node.gather(world.rank)
+    parts = None
+    if source and neighbours:
+        data, shares = source
+        parts = [pack(data.x, data.y, shares.client, shares.split, placement.hosted(r)) for r in neighbours]
+    arrays = node.scatter_arrays(parts)
+    group = make_group(arrays, placement.hosted(world.rank), population, device, dtype)
+    spec = Spec(population.shape, population.classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_for(job.run.seed, rng.Purpose.INIT))
+        module = job.model.build(spec)
+    l2 = getattr(job.model, "l2", 0.0)
+    task = Task(module, spec.shape, spec.classes, l2=l2, backend=job.run.backend, device=device, dtype=dtype)
+    topology = Topology.build(world, node, placement)
+    engine = Engine(
+        task, group, topology, job.algorithm, seed=job.run.seed, reduction=job.run.reduction, block=job.run.block
+    )
+    coordinator = Coordinator(
+        seed=job.run.seed,
+        rounds=job.run.rounds,
+        clients=clients,
+        cohort=cohort,
+        eval_every=job.run.eval_every,
+        coins=job.algorithm.coins(placement.clusters),
+    )
+    return Built(engine, coordinator, population)
+
+
+def load(job: Job) -> tuple[Dataset, Shares]:
+    """The data set and who owns what: a pure function of the job, run by one process per node."""
+    data = job.data.load(job.run.seed)
+    return data, deal(job.partition, data, job.run.seed)
+
+
+def together(world: Comm, action: Callable[[], T]) -> T:
+    """Collective over the world: the action's value on each rank; the HpcflError of any rank is raised on all."""
+    outcome: list[T] = []
+    failure = None
+    try:
+        outcome.append(action())
+    except HpcflError as error:
+        failure = error
+    world.raise_together(failure)
+    return outcome[0]
+
+
+def make_group(
+    arrays: dict[str, np.ndarray], ids: np.ndarray, population: Population, device: torch.device, dtype: torch.dtype
+) -> Group:
+    """A rank's group from its packed samples, on its device. Floating-point data are kept in the run's dtype."""
+    x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    return Group(
+        population=len(population.cluster),
+        ids=ids,
+        cluster=population.cluster[ids],
+        count=population.count[ids],
+        x=(x if x.dtype == torch.uint8 else x.to(dtype)).to(device),
+        y=(y if population.classes else y.to(dtype)).to(device),
+        scale=population.scale,
+        shift=population.shift,
+        dtype=dtype,
+    )
+
+
+def _population(data: Dataset, shares: Shares) -> Population:
+    n = len(shares.cluster)
+    count = np.stack([np.bincount(shares.client[shares.split == s], minlength=n) for s in (TRAIN, VALIDATION, TEST)], 1)
+    class_counts = None
+    if data.classes:
+        train = shares.split == TRAIN
+        cells = shares.client[train] * data.classes + data.y[train]
+        class_counts = np.bincount(cells, minlength=n * data.classes).reshape(n, data.classes)
+    return Population(shares.cluster, count, class_counts, data.x.shape[1:], data.classes, data.scale, data.shift)
+
+
+def _compare(world: Comm, source: tuple[Dataset, Shares] | None) -> None:
+    """Collective over the world: all nodes must have read and dealt the same data."""
+    digest = None
+    if source:
+        data, shares = source
+        digest = hashlib.sha256(
+            b"".join(np.ascontiguousarray(a).tobytes() for a in (data.y, shares.client, shares.split))
+        ).hexdigest()
+    digests = world.gather(digest)
+    different = digests is not None and len({d for d in digests if d}) > 1
+    if world.bcast(different):
+        raise InputError(
+            "data: the nodes of this job read different data; root or path must name the same files on all of them"
+        )

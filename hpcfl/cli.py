@@ -1,0 +1,109 @@
+"""The command line. A command imports what it needs when it runs: ``show``, ``plot``, ``--help`` never import torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hpcfl.comm import launched_rank
+from hpcfl.errors import HpcflError
+
+# typer's errors of usage, wherever its version keeps their class
+WrongCall: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="hpcfl",
+    help="Personalized federated learning on HPC machines, over MPI.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Files = Annotated[list[Path], typer.Argument(help="Results files, or folders of runs.")]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", help="Python file that registers an algorithm, model, data set or partition."),
+]
+
+
+@app.command()
+def run(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="part.key=value, overrides the job file.")] = None,
+    plugin: Plugins = None,
+    out: Annotated[str | None, typer.Option(help="Folder for the results; overrides run.out.")] = None,
+) -> int:
+    """Run a job, alone or under mpirun, and write OUT/JOB-NNN/results.h5."""
+    from hpcfl.session import Session
+
+    overrides = [*(changes or []), *([f"run.out={out!r}"] if out else [])]
+    return Session(job, overrides, plugin or []).run()
+
+
+@app.command()
+def show(files: Files) -> None:
+    """One table of any number of runs: accuracy or error, fairness, communication, time."""
+    from hpcfl.analysis.table import table
+
+    Console().print(table(files))
+
+
+@app.command()
+def plot(
+    files: Files, output: Annotated[Path, typer.Option("-o", "--output", help="Picture to write (.png, .pdf, .svg).")]
+) -> None:
+    """Curves of personal and global accuracy per run, and a histogram of the clients."""
+    from hpcfl.analysis.plot import plot as draw
+
+    draw(files, output)
+    print(f"wrote {output}")
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="algorithms, models, data or partitions; absent: all.")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Names of what can be used in a job file, with every option, its type and default."""
+    from hpcfl.catalogue import print_catalogue
+
+    print_catalogue(kind, plugin or [], Console())
+
+
+@app.command()
+def doctor() -> None:
+    """MPI, ranks, threads and binding, devices, HDF5, data: what works here, and what to do about the rest."""
+    from hpcfl.doctor import doctor as examine
+
+    examine(Console())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit code: 0 done, 1 failure, 2 wrong input."""
+    try:
+        code = app(
+            args=list(sys.argv[1:] if arguments is None else arguments), prog_name="hpcfl", standalone_mode=False
+        )
+        return int(code or 0)
+    except WrongCall as error:
+        if error.format_message():  # none where the help was shown instead
+            complain(f"{error.format_message()} (see: hpcfl --help)")
+        return 2
+    except HpcflError as error:
+        complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:  # hpcfl show ... | head
+        sys.stderr.close()
+        return 1
+
+
+def complain(text: str) -> None:
+    """One line per mistake on standard error, of one rank only."""
+    if launched_rank() == 0:
+        for line in text.splitlines():
+            print(f"hpcfl: {line}", file=sys.stderr)

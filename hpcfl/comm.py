@@ -1,0 +1,233 @@
+"""Communicators: MPI where there is one, a single process without any MPI library. The only module that imports mpi4py.
+
+Arrays travel as contiguous NumPy buffers (not pickled, in pieces of at most 2^30 elements), small objects pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from hpcfl.errors import HpcflError, InputError
+
+T = TypeVar("T")
+Op = Literal["sum", "max", "min"]
+PIECE = 2**30  # elements per message: MPI counts are 32-bit integers
+
+# What launchers announce, the most specific first: daemons that mpirun starts through srun carry SLURM's count, too.
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+class Comm:
+    """One process alone; ``MpiComm`` overrides every operation. Both count seconds of waiting and communicating."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, seconds: dict[str, float] | None = None):
+        self.seconds = {"wait": 0.0, "communicate": 0.0} if seconds is None else seconds
+
+    def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
+        """Collective: reduces a contiguous array in place over all ranks. phase: the account its seconds go to."""
+
+    def bcast(self, value: T | None) -> T:
+        """Collective: the value of rank 0 on every rank (pickled: for small objects); the others give None."""
+        return value  # type: ignore[return-value]  # this is rank 0
+
+    def gather(self, value: T) -> list[T] | None:
+        """Collective: the values of all ranks on rank 0, None elsewhere (pickled: for small objects)."""
+        return [value]
+
+    def gather_rows(self, rows: np.ndarray) -> list[np.ndarray] | None:
+        """Collective: every rank's array [c_r, ...] on rank 0, in rank order, None elsewhere."""
+        return [rows]
+
+    def scatter_arrays(self, parts: Sequence[Mapping[str, np.ndarray]] | None) -> dict[str, np.ndarray]:
+        """Collective: part r of rank 0's list (named arrays) on rank r."""
+        assert parts is not None
+        return dict(parts[0])
+
+    def barrier(self) -> None:
+        """Collective: returns when all ranks are here."""
+
+    def group(self, ranks: Sequence[int]) -> Comm:
+        """Communicator of these ranks. Collective over them alone; all must create their groups in the same order."""
+        return Comm(self.seconds)
+
+    def node(self) -> Comm:
+        """Collective: communicator of the ranks that share this one's memory."""
+        return Comm(self.seconds)
+
+    def arrive(self, seconds: float) -> bool:
+        """Collective: true when all ranks got here within that time, so that the job can end in order."""
+        return True
+
+    def abort(self, code: int) -> None:
+        """Ends the process (under MPI: all ranks of the job) at once with this exit code."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def from_root(self, action: Callable[[], T]) -> T:
+        """Collective: rank 0 runs the action; all ranks get its (small) value, or raise its HpcflError."""
+        value, error = None, None
+        if self.rank == 0:
+            try:
+                value = action()
+            except HpcflError as failure:
+                error = failure
+        self.raise_together(error)
+        return self.bcast(value)
+
+    def raise_together(self, error: HpcflError | None) -> None:
+        """Collective: raises the error of the lowest rank that has one, on all ranks."""
+        errors = self.gather(error)
+        first = self.bcast(next((e for e in errors if e is not None), None) if errors else None)
+        if first is not None:
+            raise first
+
+    def mpi(self) -> str:
+        """Name and version of the MPI library."""
+        return "none (one process)"
+
+
+class MpiComm(Comm):
+    """An MPI communicator."""
+
+    def __init__(self, handle: Any, seconds: dict[str, float] | None = None):
+        from mpi4py import MPI
+
+        super().__init__(seconds)
+        self._mpi = MPI
+        self._handle = handle
+        self._farewell: Any = None
+        self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+        self.rank: int = handle.rank
+        self.size: int = handle.size
+
+    @classmethod
+    def world(cls) -> MpiComm:
+        """All ranks of the job. Raises ImportError or RuntimeError where there is no MPI library."""
+        from mpi4py import MPI
+
+        comm = cls(MPI.COMM_WORLD)
+        comm._farewell = MPI.COMM_WORLD.Dup()
+        return comm
+
+    def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
+        start = time.perf_counter()
+        flat = array.reshape(-1)
+        for first in range(0, flat.size, PIECE):
+            self._handle.Allreduce(self._mpi.IN_PLACE, flat[first : first + PIECE], self._ops[op])
+        self.seconds[phase] += time.perf_counter() - start
+
+    def bcast(self, value: T | None) -> T:
+        start = time.perf_counter()
+        received: T = self._handle.bcast(value)
+        self.seconds["wait"] += time.perf_counter() - start
+        return received
+
+    def gather(self, value: T) -> list[T] | None:
+        return self._handle.gather(value)
+
+    def gather_rows(self, rows: np.ndarray) -> list[np.ndarray] | None:
+        shapes = self._handle.gather(rows.shape)
+        if self.rank != 0:
+            self._send(rows, 0)
+            return None
+        assert shapes is not None
+        return [rows, *(self._receive(shape, rows.dtype, r) for r, shape in enumerate(shapes) if r != 0)]
+
+    def scatter_arrays(self, parts: Sequence[Mapping[str, np.ndarray]] | None) -> dict[str, np.ndarray]:
+        described = None
+        if parts is not None:
+            described = [{name: (a.shape, a.dtype) for name, a in part.items()} for part in parts]
+        mine = self._handle.scatter(described)
+        if parts is None:
+            return {name: self._receive(shape, dtype, 0) for name, (shape, dtype) in mine.items()}
+        for r, part in enumerate(parts):
+            if r != self.rank:
+                for array in part.values():
+                    self._send(array, r)
+        return dict(parts[self.rank])
+
+    def _send(self, array: np.ndarray, rank: int) -> None:
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for first in range(0, flat.size, PIECE):
+            self._handle.Send(flat[first : first + PIECE], rank)
+
+    def _receive(self, shape: tuple[int, ...], dtype: np.dtype, rank: int) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        flat = array.reshape(-1).view(np.uint8)
+        for first in range(0, flat.size, PIECE):
+            self._handle.Recv(flat[first : first + PIECE], rank)
+        return array
+
+    def barrier(self) -> None:
+        self._handle.Barrier()
+
+    def group(self, ranks: Sequence[int]) -> Comm:
+        if len(ranks) == 1:
+            return Comm(self.seconds)
+        return MpiComm(self._handle.Create_group(self._handle.group.Incl(list(ranks))), self.seconds)
+
+    def node(self) -> Comm:
+        return MpiComm(self._handle.Split_type(self._mpi.COMM_TYPE_SHARED), self.seconds)
+
+    def arrive(self, seconds: float) -> bool:
+        request = self._farewell.Ibarrier()  # apart from the collectives that others may still be in
+        deadline = time.monotonic() + seconds
+        while not request.Test():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def abort(self, code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._mpi.COMM_WORLD.Abort(code)
+
+    def mpi(self) -> str:
+        return self._mpi.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
+
+
+def launched_tasks(environment: Mapping[str, str] = os.environ) -> int:
+    """Number of tasks that the launcher's environment variables announce; 1 where there is no launcher."""
+    names = [*TASK_COUNTS, *(["WORLD_SIZE"] if "TORCHELASTIC_RUN_ID" in environment else [])]
+    for name in names:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 1
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Rank that the launcher's environment variables announce, for messages before MPI is loaded; 0 without one."""
+    return next((int(environment[name]) for name in RANKS if environment.get(name, "").isdigit()), 0)
+
+
+def world() -> Comm:
+    """The communicator of all ranks; without a working MPI that of this process alone.
+
+    Raises InputError when a launcher started several tasks and each believes that it is alone: they would all do the
+    same work and write the same results.
+    """
+    comm: Comm
+    reason = "the MPI library in use does not belong to that launcher"
+    try:
+        comm = MpiComm.world()
+    except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no MPI library
+        comm, reason = Comm(), f"no MPI library could be loaded ({error})"
+    tasks = launched_tasks()
+    if comm.size == 1 and tasks > 1:
+        raise InputError(
+            f"a launcher started {tasks} tasks, but this process believes it is alone: {reason}. "
+            "Use the mpirun of the MPI that mpi4py loads (see: hpcfl doctor), or under srun the matching --mpi type."
+        )
+    return comm

@@ -1,0 +1,137 @@
+"""A job file: one TOML table per part, checked whole before anything runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcfl.errors import InputError, nearest
+from hpcfl.options import Count, Index, PositiveShare, make, options
+from hpcfl.registry import build
+
+PARTS = ("run", "data", "partition", "model", "algorithm")
+
+
+@options
+@dataclass(frozen=True)
+class RunOptions:
+    """The ``[run]`` table."""
+
+    rounds: Count
+    seed: Index = 0
+    participation: PositiveShare | None = None  # share of the clients that take part in a round; absent: all
+    clients_per_round: Count | None = None  # or their number
+    eval_every: Count = 10  # rounds; the last round is always evaluated
+    save_models: bool = False
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "auto"  # auto, cpu, cuda, cuda:K
+    threads: Count = 1  # per rank; another number gives other bits
+    backend: Literal["auto", "model", "vmap", "loop"] = "auto"
+    block: Count | None = None  # clients computed at once; absent: a rule of model, batch and device
+    reduction: Literal["reproducible", "float64"] = "reproducible"
+    out: str = "results"
+
+    def __post_init__(self) -> None:
+        if self.participation is not None and self.clients_per_round is not None:
+            raise InputError("run.participation and run.clients_per_round: give one of the two, not both")
+
+    def cohort(self, clients: int) -> int:
+        """Number of participants per round. Raises InputError when more are asked for than there are."""
+        if self.clients_per_round is not None:
+            if self.clients_per_round > clients:
+                raise InputError(f"run.clients_per_round = {self.clients_per_round}: there are only {clients} clients")
+            return self.clients_per_round
+        return clients if self.participation is None else max(1, math.floor(self.participation * clients + 0.5))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A whole experiment, every option resolved."""
+
+    name: str
+    run: RunOptions
+    data: Any
+    partition: Any
+    model: Any
+    algorithm: Any
+    text: str  # the resolved TOML
+
+    @property
+    def algorithm_name(self) -> str:
+        return tomllib.loads(self.text)["algorithm"]["name"]
+
+
+def load(file: Path, changes: Sequence[str] = ()) -> Job:
+    """The job of a TOML file, with changes "part.key=value" applied. Raises InputError that lists every mistake."""
+    try:
+        tables = tomllib.loads(file.read_text())
+    except (FileNotFoundError, IsADirectoryError):
+        raise InputError(f"{file}: no such job file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file}: not valid TOML: {error}") from None
+    for change in changes:
+        _apply(tables, change)
+    return resolve(tables, file.stem, str(file))
+
+
+def resolve(tables: Mapping[str, Any], name: str, where: str) -> Job:
+    """The job of parsed tables. where: for messages. Collects the mistakes of all parts before it raises InputError."""
+    mistakes = [f"[{part}]: unknown table{nearest(part, PARTS)}" for part in tables if part not in PARTS]
+    mistakes += [f"[{part}]: table is missing" for part in PARTS if part not in tables]
+    mistakes += [f"{part}: expected a table [{part}]" for part in PARTS if not isinstance(tables.get(part, {}), dict)]
+    parts: dict[str, Any] = {}
+    for part in PARTS:
+        if isinstance(tables.get(part), dict):
+            try:
+                parts[part] = make(RunOptions, tables[part], part) if part == "run" else build(part, tables[part])
+            except InputError as error:
+                mistakes += str(error).splitlines()
+    if mistakes:
+        raise InputError("\n".join(f"{where}: {m}" for m in mistakes))
+    resolved = {
+        part: {**({"name": tables[part]["name"]} if part != "run" else {}), **asdict(parts[part])} for part in PARTS
+    }
+    return Job(name, **parts, text=to_toml(resolved))
+
+
+def _apply(tables: dict[str, Any], change: str) -> None:
+    """One --set part.key=value; the value is TOML, or else a string."""
+    path, equals, text = change.partition("=")
+    part, dot, key = path.strip().partition(".")
+    if not (equals and dot and part and key):
+        raise InputError(f'--set "{change}": expected part.key=value, e.g. algorithm.lr=0.05')
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tables.setdefault(part, {})
+    for step in key.split(".")[:-1]:
+        table = table.setdefault(step, {}) if isinstance(table, dict) else table
+    if not isinstance(table, dict):
+        raise InputError(f'--set "{change}": {path} is not in a table')
+    table[key.split(".")[-1]] = value
+
+
+def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables of scalars, lists and inline tables as TOML text; absent (None) options are left out."""
+    lines = []
+    for part, table in tables.items():
+        lines.append(f"[{part}]")
+        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,43 @@
+"""The errors a user can meet: each says what, got, expected, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HpcflError(Exception):
+    """Base of the errors that end a run with one clear message instead of a traceback.
+
+    ``everywhere`` is true where every rank raises the same error at the same point, so that the job
+    can end in order; any other error ends the job by abort.
+    """
+
+    exit_code = 1
+    everywhere = False
+
+
+class InputError(HpcflError):
+    """Something the user gave cannot be used. Raised on every rank alike; exit code 2."""
+
+    exit_code = 2
+    everywhere = True
+
+
+class RunError(HpcflError):
+    """The run itself failed on one rank (an exception in a client's work, a lost file); exit code 1."""
+
+
+class Diverged(HpcflError):
+    """A loss, a model or an average is no longer finite. Raised by a collective, so on every rank; exit code 1."""
+
+    everywhere = True
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Hint for a misspelt name: '; did you mean "x"?' or the list of what is valid."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=1)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    return f"; valid: {', '.join(valid)}" if valid else ""

@@ -1,0 +1,103 @@
+"""Evaluation of the personal and the global model on every client's own data.
+
+Samples are computed in shapes that depend on one client alone, so that the values do not depend on the layout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import add
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.algorithm import Algorithm, State
+from hpcfl.block import block_size
+from hpcfl.comm import Comm
+from hpcfl.group import bucket, cut
+from hpcfl.reduce import to_host
+from hpcfl.round import Engine, take
+from hpcfl.splits import SPLITS
+from hpcfl.task import Batch
+
+PIECE = 1024  # samples of a client per forward pass
+
+
+def evaluate(
+    engine: Engine, algorithm: Algorithm, state: State, rounds_done: int, splits: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Metrics of this rank's clients: "<model>/<split>_<metric>" and every exposed scalar, [C] each, in group order.
+
+    The values of a client without samples in a split are NaN.
+    """
+    start = time.perf_counter()
+    group, task = engine.group, engine.task
+    out: dict[str, np.ndarray] = {name: to_host(state.local[name]).reshape(group.clients) for name in algorithm.exposed}
+    keys = [f"{model}/{split}_{metric}" for model in algorithm.evaluated for split in splits for metric in task.metrics]
+    out |= {key: np.full(group.clients, np.nan) for key in keys}
+    if "global" in algorithm.evaluated:
+        w = algorithm.global_model(state)
+        _measure(engine, w.expand(group.clients, -1), engine.everyone, "global", splits, out)
+    if "personal" in algorithm.evaluated:
+        for rows, models in personal_models(engine, algorithm, state, rounds_done):
+            _measure(engine, models, rows, "personal", splits, out)
+    engine.seconds["evaluate"] += time.perf_counter() - start
+    return out
+
+
+def personal_models(
+    engine: Engine, algorithm: Algorithm, state: State, rounds_done: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """(positions in the group [c], models [c, P]) of all clients of this rank, block by block."""
+    for block in engine.blocks(engine.everyone, state.shared, rounds_done):
+        own = {name: take(values, block.rows) for name, values in state.local.items()}
+        yield block.rows[: block.real], algorithm.personal(block, own)[: block.real]
+
+
+def _measure(
+    engine: Engine, models: Tensor, rows: np.ndarray, model: str, splits: tuple[str, ...], out: Mapping[str, np.ndarray]
+) -> None:
+    """Fills in the metrics of the clients at these rows of the group, models [len(rows), P]."""
+    group, task = engine.group, engine.task
+    features = int(np.prod(group.x.shape[1:]))
+    for split in splits:
+        count = group.count[rows, SPLITS.index(split)]
+        filled = np.flatnonzero(count)
+        length = bucket(count[filled])
+        for width in np.unique(length):
+            mine = filled[length == width]
+            limit = engine.limit or block_size(task, min(int(width), PIECE), features)
+            for part, real in cut([np.zeros(len(mine), int)], limit, task.least):
+                index = mine[part]
+                w = take(models, index)
+                pieces = _pieces(engine, rows[index], SPLITS.index(split), int(width), real)
+                sums = reduce(add, (task.evaluate(w, piece) for piece in pieces))
+                values = sums[:real] / torch.from_numpy(count[index[:real], None]).to(sums)
+                values[:, 0] += task.penalty(w)[:real]
+                for metric, column in zip(task.metrics, to_host(values).T, strict=True):
+                    out[f"{model}/{split}_{metric}"][rows[index[:real]]] = column
+
+
+def _pieces(engine: Engine, rows: np.ndarray, split: int, width: int, real: int) -> Iterator[Batch]:
+    """The samples of a split of the clients at these rows, ``width`` after padding, in pieces."""
+    group = engine.group
+    count = group.count[rows, split, None]
+    for first in range(0, width, PIECE):
+        column = np.arange(first, min(first + PIECE, width))
+        index = torch.from_numpy(np.minimum(column, count - 1) + group.start[rows, split, None]).to(group.x.device)
+        weight = torch.from_numpy(column < count).to(group.x.device)
+        yield Batch(group.inputs(index), group.y[index], weight, real)
+
+
+def gathered(world: Comm, ids: np.ndarray, values: np.ndarray, population: int) -> np.ndarray | None:
+    """Collective over the world: the rows of all ranks' clients, by client id, on rank 0; None elsewhere."""
+    pieces, where = world.gather_rows(np.ascontiguousarray(values)), world.gather_rows(ids)
+    if pieces is None or where is None:
+        return None
+    out = np.empty((population, *values.shape[1:]), values.dtype)
+    for rows, clients in zip(pieces, where, strict=True):
+        out[clients] = rows
+    return out

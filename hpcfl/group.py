@@ -1,0 +1,89 @@
+"""The clients of one rank and their samples, flat: no padding to the largest client, the storage type of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.splits import TRAIN
+
+
+@dataclass(frozen=True)
+class Group:
+    """A rank's clients, in placement order. Samples of one client are contiguous: train, validation, test."""
+
+    population: int  # N, number of clients of all ranks
+    ids: np.ndarray  # [C] client ids
+    cluster: np.ndarray  # [C] cluster of each client
+    count: np.ndarray  # [C, 3] samples per split
+    x: Tensor  # [sum of counts, ...] in the storage type (uint8 images)
+    y: Tensor  # [sum of counts] class labels, or targets in the run's dtype
+    scale: float  # the model sees x * scale + shift
+    shift: float
+    dtype: torch.dtype
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """[C, 3] flat position of the first sample of each split."""
+        ends = self.count.reshape(-1).cumsum()
+        return (ends - self.count.reshape(-1)).reshape(self.count.shape)
+
+    @property
+    def clients(self) -> int:
+        return len(self.ids)
+
+    @property
+    def samples(self) -> np.ndarray:
+        """[C] number of training samples."""
+        return self.count[:, TRAIN]
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Samples at flat positions: index [...] -> x [..., features] in the run's dtype, normalised."""
+        x = self.x[index].to(self.dtype)
+        return x if self.scale == 1.0 and self.shift == 0.0 else x.mul_(self.scale).add_(self.shift)
+
+
+def pack(x: np.ndarray, y: np.ndarray, client: np.ndarray, split: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """The samples of the given clients in group order: {"x", "y", "count" [C, 3]}.
+
+    x, y, client, split: [n, ...] over all samples, client[k] the owner of sample k.
+    """
+    position = np.full(int(client.max()) + 1, -1)
+    position[ids] = np.arange(len(ids))
+    row = position[client]
+    mine = np.flatnonzero(row >= 0)
+    key = row[mine] * 3 + split[mine]
+    mine = mine[np.argsort(key, kind="stable")]
+    return {"x": x[mine], "y": y[mine], "count": np.bincount(key, minlength=3 * len(ids)).reshape(-1, 3)}
+
+
+def bucket(n: np.ndarray) -> np.ndarray:
+    """Padded length for n samples: eight sizes per power of two, so at most an eighth more. Depends on n alone."""
+    n = np.asarray(n, np.int64)
+    step = 2 ** np.maximum(np.frexp(np.maximum(n - 1, 1).astype(float))[1] - 4, 0)
+    return -(-n // step) * step
+
+
+def cut(keys: Sequence[np.ndarray], limit: int, least: int) -> list[tuple[np.ndarray, int]]:
+    """Positions 0..n-1 into blocks of equal keys with at most ``limit`` members, nearly equal in size.
+
+    keys: arrays [n]. Returns (positions, real): a block smaller than ``least`` repeats its last member, whose further
+    results are dropped: only the first ``real`` positions count. In ascending order of the keys and positions.
+    """
+    if len(keys[0]) == 0:
+        return []
+    order = np.lexsort((np.arange(len(keys[0])), *reversed(keys)))
+    table = np.stack([k[order] for k in keys])
+    edges = [0, *(np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0)) + 1).tolist(), len(order)]
+    blocks = []
+    for a, b in pairwise(edges):
+        for part in np.array_split(order[a:b], -(-(b - a) // limit)):
+            padding = np.repeat(part[-1:], max(0, least - len(part)))
+            blocks.append((np.concatenate([part, padding]), len(part)))
+    return blocks

@@ -1,0 +1,206 @@
+"""Partitions: which client owns which sample, and which of a client's samples are for training, validation and test.
+
+A registered partition says who owns what; ``deal`` does the rest, alike for all of them. Everything is a pure function
+of (partition, data, seed): ownership is drawn from ``Purpose.PARTITION``, the split of client k's samples from
+``Purpose.SPLIT`` with client k alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfl.data import Dataset
+from hpcfl.errors import InputError
+from hpcfl.options import Count, OpenShare
+from hpcfl.rng import Purpose, stream
+from hpcfl.splits import TEST, TRAIN, VALIDATION
+
+DEFAULT_TEST_SHARE = 0.2
+NO_SAMPLES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Who owns which sample, and for what.
+
+    client: [n] int64 owner of each sample. split: [n] uint8 TRAIN, VALIDATION, TEST. cluster: [N] int64 cluster of each
+    client (zeros where there are no clusters).
+    """
+
+    client: np.ndarray
+    split: np.ndarray
+    cluster: np.ndarray
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.cluster)
+
+    def counts(self, part: int) -> np.ndarray:
+        """Samples of each client in one part (TRAIN, VALIDATION, TEST): [N]."""
+        return np.bincount(self.client[self.split == part], minlength=self.n_clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """What every partition shares.
+
+    test_share: share of a client's samples kept for the test. Absent: the data's own split where it brings one, else
+    0.2. Given: the data's own split is dropped and every client's samples are split anew (0: no test samples).
+    validation_share: share of a client's training samples kept for validation. Both counts are rounded to the nearest.
+    min_samples: training samples that every client must have. Training comes first: a test takes at least one sample
+    of a client, but none that training needs, so a client with just min_samples samples (1: a single one) has no test.
+    """
+
+    test_share: OpenShare | None = None
+    validation_share: OpenShare = 0.0
+    min_samples: Count = 1
+
+    def clusters(self, data: Dataset) -> np.ndarray:
+        """Cluster of each client: [N] int64; its length is the number of clients."""
+        raise InputError(f"partition {type(self).__name__}: defines no clusters(data); derive it from Dealt")
+
+    def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
+        """Owner of each sample: [n] int64. part: [n] uint8, the data's own split where it is used, else all TRAIN."""
+        raise InputError(f"partition {type(self).__name__}: defines no owners(data, part, seed)")
+
+    def own_split(self, data: Dataset) -> np.ndarray | None:
+        """The data's own split [n] where it is used."""
+        return data.split if self.test_share is None else None
+
+    def drawn_test_share(self, data: Dataset) -> float:
+        """Share of each client's samples that ``deal`` will draw for the test; 0 where the data's own split is used."""
+        if self.own_split(data) is not None:
+            return 0.0
+        return DEFAULT_TEST_SHARE if self.test_share is None else self.test_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealt(Partition):
+    """A partition that deals the samples to a number of clients that the user chose.
+
+    clients: number of clients. Clusters and clients that the data bring are not looked at.
+    """
+
+    clients: Count
+
+    def clusters(self, data: Dataset) -> np.ndarray:
+        return np.zeros(self.clients, np.int64)
+
+
+def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
+    """Deal every sample to exactly one client and one part.
+
+    Raises InputError where the partition is not possible: it names the option, or the client that would be left
+    without samples. In a set's own split a natural client may lack test samples (the data say so); a client of a
+    dealt partition may not.
+    """
+    own = partition.own_split(data)
+    part = np.full(len(data), TRAIN, np.uint8) if own is None else own
+    if own is not None:
+        _check_own_split(partition, own)
+    if isinstance(partition, Dealt):
+        _check_feasible(partition, part)
+    cluster = partition.clusters(data)
+    owner = partition.owners(data, part, seed)
+    if owner.shape != part.shape or owner.dtype.kind not in "iu" or owner.min() < 0 or owner.max() >= len(cluster):
+        raise InputError(
+            f"partition {type(partition).__name__}: owners() gave {owner.dtype} {list(owner.shape)}; expected "
+            f"[{len(part)}] integers in 0..{len(cluster) - 1}"
+        )
+    split = _split(partition, owner, part, partition.drawn_test_share(data), len(cluster), seed)
+    shares = Shares(owner.astype(np.int64, copy=False), split, cluster)
+    _check_clients(partition, shares, own is not None)
+    return shares
+
+
+def _split(
+    partition: Partition, owner: np.ndarray, part: np.ndarray, test_share: float, clients: int, seed: int
+) -> np.ndarray:
+    """Draw each client's test and validation samples from those that ``part`` leaves for training: [n] uint8."""
+    split = part.copy()
+    if test_share == partition.validation_share == 0:
+        return split
+    pool = np.flatnonzero(part == TRAIN)
+    pool = pool[np.argsort(owner[pool], kind="stable")]  # client by client, each in the order of the data
+    sizes = np.bincount(owner[pool], minlength=clients)
+    draws = np.concatenate(
+        [stream(seed, Purpose.SPLIT, client=k).random(size) for k, size in enumerate(sizes.tolist())]
+    )
+    pool = pool[np.lexsort((draws, owner[pool]))]
+    spare = np.maximum(sizes - partition.min_samples, 0)
+    test = np.minimum(np.maximum(_rounded(test_share * sizes), test_share > 0), spare)
+    validation = np.minimum(_rounded(partition.validation_share * (sizes - test)), spare - test)
+    place = np.arange(len(pool)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    split[pool[place < np.repeat(test + validation, sizes)]] = VALIDATION
+    split[pool[place < np.repeat(test, sizes)]] = TEST
+    return split
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    return np.floor(values + 0.5).astype(np.int64)
+
+
+def shuffled(key: np.ndarray, seed: int) -> dict[int, np.ndarray]:
+    """The samples of each value of an integer key [n], in random order: value -> indices."""
+    order = stream(seed, Purpose.PARTITION).permutation(len(key))
+    order = order[np.argsort(key[order], kind="stable")]
+    values, starts = np.unique(key[order], return_index=True)
+    return dict(zip(values.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def labels(data: Dataset, name: str) -> np.ndarray:
+    """The class labels [n]. Raises InputError for a regression set."""
+    if data.classes is None:
+        raise InputError(
+            f'partition.name = "{name}": deals by class, and a regression set has none; use "iid" or "natural"'
+        )
+    return data.y
+
+
+def _check_own_split(partition: Partition, part: np.ndarray) -> None:
+    if not (part == TEST).any():
+        raise InputError(
+            "partition.test_share is absent and the data's own split has no test sample; set partition.test_share "
+            "(0: no test) to split each client's samples instead"
+        )
+    if partition.validation_share and (part == VALIDATION).any():
+        raise InputError(
+            f"partition.validation_share = {partition.validation_share}: the data's own split has validation samples; "
+            "leave it out, or set partition.test_share too to split each client's samples instead"
+        )
+
+
+def _check_feasible(partition: Dealt, part: np.ndarray) -> None:
+    available = int((part == TRAIN).sum())
+    if partition.clients * partition.min_samples > available:
+        most = available // partition.min_samples
+        raise InputError(
+            f"partition.clients = {partition.clients}, partition.min_samples = {partition.min_samples}: the data have "
+            f"{available} samples to train on, enough for at most {most} clients"
+        )
+
+
+def _check_clients(partition: Partition, shares: Shares, own_split: bool) -> None:
+    few = np.flatnonzero(shares.counts(TRAIN) < partition.min_samples)
+    if len(few):
+        count = int(shares.counts(TRAIN)[few[0]])
+        have = f"{count} training sample{'s' * (count != 1)}" if few[0] in shares.client else "no sample at all"
+        advice = "use fewer clients" if isinstance(partition, Dealt) else "leave such clients out of the data"
+        raise InputError(
+            f"partition.min_samples = {partition.min_samples}: client {few[0]} has {have}{_others(few)}; {advice}"
+        )
+    if own_split and isinstance(partition, Dealt):
+        few = np.flatnonzero(shares.counts(TEST) == 0)
+        if len(few):
+            raise InputError(
+                f"partition.clients = {partition.clients}: client {few[0]} has no test sample{_others(few)}, since the "
+                f"data's own split has {(shares.split == TEST).sum()}; use fewer clients, or set partition.test_share "
+                "to split each client's samples instead"
+            )
+
+
+def _others(clients: np.ndarray) -> str:
+    more = len(clients) - 1
+    return f" (and so for {more} other client{'s' * (more > 1)})" if more else ""

@@ -1,0 +1,63 @@
+"""``classes``: every client owns samples of a few random classes (PFLEGO's degrees of personalisation)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfl.data import Dataset
+from hpcfl.errors import InputError
+from hpcfl.options import Count
+from hpcfl.partition import NO_SAMPLES, Dealt, labels, shuffled
+from hpcfl.registry import register
+from hpcfl.rng import Purpose, stream
+from hpcfl.splits import TEST
+
+
+@register("partition", "classes")
+@dataclass(frozen=True, kw_only=True)
+class Classes(Dealt):
+    """Each client draws classes without replacement; a class's samples are dealt in turn among its owners.
+
+    classes_per_client: classes that each client draws. Every class of the data has an owner, so clients times
+    classes_per_client must reach the number of classes. Owners who have the fewest samples so far come first in a
+    class's turn. The training and the test samples of a set's own split are dealt by the same ownership.
+    """
+
+    classes_per_client: Count = 2
+
+    def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
+        y = labels(data, "classes")
+        present = np.unique(y)
+        owned = self.ownership(len(present), seed)
+        groups = shuffled(y * (TEST + 1) + part, seed)
+        owner = np.empty(len(data), np.int64)
+        for p in np.unique(part).tolist():
+            sizes = np.zeros(self.clients, np.int64)
+            for i, c in enumerate(present.tolist()):
+                samples = groups.get(c * (TEST + 1) + p, NO_SAMPLES)
+                clients = np.flatnonzero(owned[:, i])
+                clients = clients[np.argsort(sizes[clients], kind="stable")]
+                owner[samples] = np.resize(clients, len(samples))
+                sizes += np.bincount(owner[samples], minlength=self.clients)
+        return owner
+
+    def ownership(self, classes: int, seed: int) -> np.ndarray:
+        """Who owns which class: [N, classes] bool, each row with classes_per_client, each column with an owner."""
+        k, wanted = self.classes_per_client, f"partition.classes_per_client = {self.classes_per_client}"
+        if k > classes:
+            raise InputError(f"{wanted}: the data have samples of {classes} classes only")
+        if self.clients * k < classes:
+            raise InputError(
+                f"partition.clients = {self.clients}, {wanted}: cannot own all of {classes} classes; "
+                f"use at least {-(-classes // k)} clients or {-(-classes // self.clients)} classes per client"
+            )
+        draws = stream(seed, Purpose.PARTITION, step=1).random((self.clients, classes))
+        owned = np.zeros((self.clients, classes), bool)
+        np.put_along_axis(owned, np.argsort(draws, axis=1)[:, :k], True, axis=1)
+        for orphan in np.flatnonzero(~owned.any(0)):
+            common = owned.sum(0).argmax()  # it has two owners at least: more draws than classes that are owned
+            client = owned[:, common].argmax()
+            owned[client, [common, orphan]] = False, True
+        return owned

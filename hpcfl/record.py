@@ -1,0 +1,171 @@
+"""Collects what a run produced from all ranks, and writes it on rank 0."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+import hpcfl
+from hpcfl.algorithm import Algorithm, State
+from hpcfl.coordinator import Plan
+from hpcfl.errors import Diverged
+from hpcfl.evaluate import evaluate, gathered, personal_models
+from hpcfl.reduce import column_sums, to_host
+from hpcfl.results import ResultsWriter
+from hpcfl.results_schema import PHASES
+from hpcfl.round import Account, Engine
+
+
+class Recorder:
+    """Collective bookkeeping of a run. Every method is called by all ranks; only rank 0 holds a writer."""
+
+    def __init__(self, engine: Engine, algorithm: Algorithm, splits: tuple[str, ...], writer: ResultsWriter | None):
+        self.engine, self.algorithm, self.splits, self.writer = engine, algorithm, splits, writer
+        self.world = engine.topology.world
+        self.started = time.perf_counter()
+        self.write_seconds = 0.0
+        self.evaluations = 0
+
+    def rounds(self, plan: Plan, accounts: Sequence[Account], seconds: Sequence[float]) -> None:
+        """Collective over the world: the rows of a plan's rounds. Raises Diverged where a loss is not finite."""
+        population = self.engine.topology.placement.clients
+        participants = np.full(plan.count, population)
+        if plan.participants is not None:
+            participants[:] = [len(p) for p in plan.participants]
+        loss = self._train_loss(plan.first, accounts)
+        sizes = np.array([_sizes(a) for a in accounts]).T
+        self.world.allreduce(sizes, "max")  # a rank without participants does not know what they sent
+        kind, vectors_up, bytes_up, names_down, bytes_down = sizes
+        if self.writer:
+            start = time.perf_counter()
+            columns = {
+                "kind": kind,
+                "n_participants": participants,
+                "seconds": np.array(seconds),
+                "train_loss": loss,
+                "vectors_up": vectors_up,
+                "vectors_down": names_down * participants,
+                "bytes_up": bytes_up,
+                "bytes_down": bytes_down * participants,
+            }
+            self.writer.rounds(plan.first, columns | {f"coins_{name}": fell for name, fell in plan.coins.items()})
+            self.write_seconds += time.perf_counter() - start
+
+    def evaluation(self, state: State, done: int) -> Mapping[str, float] | None:
+        """Collective over the world: evaluates after ``done`` rounds; the means on rank 0, None elsewhere."""
+        mine = evaluate(self.engine, self.algorithm, state, done, self.splits)
+        table = gathered(
+            self.world, self.engine.group.ids, np.stack(list(mine.values()), 1), self.engine.group.population
+        )
+        means = None
+        if self.writer and table is not None:
+            start = time.perf_counter()
+            per_client = dict(zip(mine, table.T, strict=True))
+            means = self.writer.evaluation(self.evaluations, done, start - self.started, per_client)
+            self.write_seconds += time.perf_counter() - start
+        self.evaluations += 1
+        self._timing()
+        return means
+
+    def models(self, state: State, done: int) -> None:
+        """Collective over the world: the final models, a block of clients at a time."""
+        if "global" in self.algorithm.evaluated and self.writer:
+            self.writer.models("global", 0, to_host(self.algorithm.global_model(state)))
+        if "personal" not in self.algorithm.evaluated:
+            return
+        blocks = personal_models(self.engine, self.algorithm, state, done)
+        more = np.array([1])
+        while True:
+            rows, models = next(blocks, (np.zeros(0, np.int64), None))
+            more[0] = len(rows)
+            self.world.allreduce(more, "max")
+            if not more[0]:
+                return
+            values = np.zeros((0, self.engine.task.layout.size)) if models is None else to_host(models)
+            pieces, ids = (
+                self.world.gather_rows(values.astype(to_host(self.engine.task.start()).dtype)),
+                self.world.gather_rows(self.engine.group.ids[rows]),
+            )
+            for piece, clients in zip(pieces or [], ids or [], strict=True):
+                for first, stop in _stretches(clients):
+                    assert self.writer is not None
+                    self.writer.models("personal", int(clients[first]), piece[first:stop])
+
+    def finish(self, status: str) -> None:
+        """Collective over the world: summary, timing, status; closes the file."""
+        self._timing()
+        if self.writer:
+            self.writer.final()
+            self.writer.status(status)
+            self.writer.close()
+
+    def _train_loss(self, first: int, accounts: Sequence[Account]) -> np.ndarray:
+        """Collective over the world: mean over each round's participants [count], NaN where none took a gradient."""
+        count = len(accounts)
+        ids = self.engine.group.ids
+        values = np.zeros((len(ids), 2 * count))
+        for k, account in enumerate(accounts):
+            for rows, loss in account.losses:
+                values[rows, k] = to_host(loss)
+                values[rows, count + k] = 1.0
+        sums = column_sums(self.world, values, self.engine.group.population)
+        bad = np.flatnonzero(np.isinf(sums[:count]))
+        if len(bad):
+            mine = ids[~np.isfinite(values[:, bad[0]])]
+            lowest = np.array([mine.min(initial=np.iinfo(np.int64).max)])
+            self.world.allreduce(lowest, "min")
+            raise Diverged(f"round {first + bad[0]}, client {lowest[0]}: the training loss is not finite")
+        with np.errstate(invalid="ignore"):
+            return sums[:count] / sums[count:]
+
+    def _timing(self) -> None:
+        seconds = {**self.engine.seconds, **self.world.seconds, "write": self.write_seconds}
+        table = self.world.gather([seconds[phase] for phase in PHASES])
+        if self.writer:
+            self.writer.timing(np.array(table))
+
+
+def run_attributes(engine: Engine, hosts: Sequence[str], seed: int, algorithm: str) -> dict[str, str | int | float]:
+    """Root attributes of a results file: versions, machine, command."""
+    folder = Path(hpcfl.__file__).parent
+    git = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "algorithm": algorithm,
+        "seed": seed,
+        "torch_version": torch.__version__,
+        "hdf5_version": h5py.version.hdf5_version,
+        "python_version": platform.python_version(),
+        "mpi_version": engine.topology.world.mpi(),
+        "git_commit": git.stdout.strip(),
+        "command": shlex.join(sys.argv),
+        "hosts": ",".join(dict.fromkeys(hosts)),
+        "ranks": engine.topology.world.size,
+        "threads": torch.get_num_threads(),
+        "device": str(engine.task.device),
+        "backend": engine.task.backend,
+        "folder": os.getcwd(),
+    }
+
+
+def _sizes(account: Account) -> tuple[int, int, int, int, int]:
+    up = [sum(column) for column in zip(*account.up, strict=True)] or [0, 0]
+    return account.kind, up[0], up[1], len(account.down), sum(account.down.values())
+
+
+def _stretches(ids: np.ndarray) -> list[tuple[int, int]]:
+    """[first, stop) of every run of consecutive ids."""
+    if len(ids) == 0:
+        return []
+    edges = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+    return list(pairwise(edges))

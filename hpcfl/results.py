@@ -1,0 +1,248 @@
+"""The results file: the only module that writes one. Format: results/README.md, list of contents: results_schema.py.
+
+The whole file exists before the first round, so that a run only ever overwrites bytes in place: nothing that a kill can
+leave half made, and no surprise from a full disk after hours. Rows are flushed before the count that announces them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcfl import results_file as making
+from hpcfl import results_schema as layout
+from hpcfl.errors import InputError, RunError
+from hpcfl.results_file import cast, now, process
+from hpcfl.results_schema import FORMAT_VERSION, Schema
+
+__all__ = ["FORMAT_VERSION", "ResultsWriter", "Schema", "new_run_folder"]
+
+
+def new_run_folder(out: Path, job: str) -> Path:
+    """Create OUT/<job>-<nnn> with the number after the highest one there is. Safe against runs that start at once.
+
+    Raises InputError where it cannot be created.
+    """
+    if not job or job != Path(job).name:
+        raise InputError(f'job name "{job}": expected the name of a folder, without "/"')
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        matches = (re.fullmatch(re.escape(job) + r"-(\d{3,})", name) for name in os.listdir(out))
+        number = max((int(match[1]) for match in matches if match), default=0) + 1
+        while True:
+            folder = out / f"{job}-{number:03d}"
+            with contextlib.suppress(FileExistsError):  # another run took this number meanwhile
+                folder.mkdir()
+                return folder
+            number += 1
+    except OSError as error:
+        raise InputError(
+            f"out = {out}: cannot create a run folder there ({error.strerror}); choose another with --out"
+        ) from None
+
+
+class ResultsWriter:
+    """Writes one results file; made by ``create``. Every method that writes raises RunError where the disk fails."""
+
+    def __init__(self, file: h5py.File, path: Path, schema: Schema) -> None:
+        self._file, self._path, self._schema = file, path, schema
+        self._fields = {field.path: field for field in layout.fields(schema)}
+        self._data = {path: file[path] for path in self._fields}
+        self._samples = {split: self._data[f"/clients/n_{split}"][()] for split in schema.splits}
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        schema: Schema,
+        *,
+        clients: Mapping[str, np.ndarray],
+        config: str,
+        attributes: Mapping[str, str | int | float],
+    ) -> ResultsWriter:
+        """A new file at full size, in SWMR mode: readers may open it from the moment it has its name.
+
+        clients: "id", "cluster", "n_train", "n_test" and, with that split, "n_validation" [N]; for classification
+        "class_counts" [N, classes] of the training samples. config: the resolved TOML text. attributes: more for the
+        root (versions, command, hosts, ...). Raises RunError where the file exists or cannot be written.
+        """
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.part")
+        with _disk(path):
+            if path.exists():
+                raise RunError(f"{path}: exists already, and results are never overwritten; start in a new folder")
+            try:
+                name, flags = os.fsencode(temporary), h5py.h5f.ACC_EXCL
+                with h5py.File(h5py.h5f.create(name, flags, making.creation_list(), making.access_list())) as file:
+                    making.fill(file, schema, clients, config, attributes)
+                file = h5py.File(h5py.h5f.open(name, h5py.h5f.ACC_RDWR, making.access_list()))
+                file.swmr_mode = True
+                writer = cls(file, path, schema)
+                temporary.rename(path)  # last: nobody can open, and so lock, the file before it is ready
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        return writer
+
+    def rounds(self, first: int, columns: Mapping[str, np.ndarray]) -> None:
+        """Write rows first, first + 1, ... of /rounds, then count them.
+
+        columns: every one of "kind" (index into results_schema.KINDS), "n_participants", "seconds", "train_loss",
+        "vectors_up", "vectors_down", "bytes_up", "bytes_down" [k], and "coins_<name>" [k, coins].
+        """
+        self._check_names("/rounds/", columns)
+        stop = first + len(columns["kind"])
+        self._check_rows("round", first, stop, "rounds_done")
+        stored = {}
+        for name, values in columns.items():
+            shape = (stop - first, *self._data[f"/rounds/{name}"].shape[1:])
+            stored[name] = cast(values, self._fields[f"/rounds/{name}"], shape)
+        with _disk(self._path):
+            for name, values in stored.items():
+                self._data[f"/rounds/{name}"][first:stop] = values
+            self._count("rounds_done", stop)
+
+    def evaluation(
+        self, row: int, round: int, seconds: float, per_client: Mapping[str, np.ndarray]
+    ) -> Mapping[str, float]:
+        """Write one row of /evaluations and /per_client, then count it. Returns the means, named as in /evaluations.
+
+        round: rounds done. seconds: since the start of the run. per_client: every "<model>/<split>_<metric>" and every
+        exposed name, [N]. Clients without samples in a split become NaN there and are left out of its means.
+        """
+        self._check_names("/per_client/", per_client)
+        self._check_rows("evaluation", row, row + 1, "evaluations_done")
+        stored = {}
+        for name, values in per_client.items():
+            stored[name] = cast(values, self._fields[f"/per_client/{name}"], (self._schema.clients,))
+        means: dict[str, float] = {}
+        for model, split, metric in layout.measures(self._schema):
+            values, samples = stored[f"{model}/{split}_{metric}"], self._samples[split]
+            values[samples == 0] = np.nan
+            means[f"{model}_{split}_{metric}"] = layout.client_mean(values, samples)
+            means[f"{model}_{split}_{metric}_by_sample"] = layout.sample_mean(values, samples)
+        with _disk(self._path):
+            for name, values in stored.items():
+                self._data[f"/per_client/{name}"][row] = values
+            for name, value in {"round": round, "seconds": seconds, **means}.items():
+                self._data[f"/evaluations/{name}"][row] = value
+            self._count("evaluations_done", row + 1)
+        return means
+
+    def timing(self, table: np.ndarray) -> None:
+        """Write /timing. table [ranks, 5]: seconds in compute, communicate, wait, evaluate, write."""
+        if np.shape(table) != (self._schema.ranks, len(layout.PHASES)):
+            raise ValueError(f"timing: shape {np.shape(table)}, expected {(self._schema.ranks, len(layout.PHASES))}")
+        with _disk(self._path):
+            for phase, column in zip(layout.PHASES, np.asarray(table).T, strict=True):
+                self._data[f"/timing/{phase}"][()] = column
+
+    def models(self, kind: str, first_client: int, rows: np.ndarray) -> None:
+        """Write models. kind "personal": rows [k, P] of the clients from first_client on; "global": rows [P]."""
+        if self._schema.parameters is None or kind not in self._schema.models:
+            raise ValueError(f'models("{kind}"): not announced in the schema, so there is no place for it')
+        data, place = self._data[f"/final/models/{kind}"], slice(None)
+        if kind == "personal":
+            place = slice(first_client, first_client + len(rows))
+        if np.shape(rows) != data[place].shape:
+            raise ValueError(
+                f'models("{kind}"): shape {np.shape(rows)} from client {first_client} does not fit {data.shape}'
+            )
+        with _disk(self._path):
+            data[place] = rows
+
+    def final(self) -> None:
+        """Fill /final from the last evaluation and the whole course. Models come by ``models``."""
+        with _disk(self._path):
+            rounds, evaluations = (int(self._file.attrs[name]) for name in ("rounds_done", "evaluations_done"))
+            values: dict[str, float] = {"rounds": rounds}
+            values |= {name: self._data[f"/rounds/{name}"][:rounds].sum() for name in layout.TOTALS}
+            if evaluations:
+                values |= {"evaluation": evaluations - 1, "round": self._data["/evaluations/round"][evaluations - 1]}
+                values |= self._summary(evaluations)
+            for name, value in values.items():
+                self._data[f"/final/{name}"][()] = value
+            self._file.flush()
+
+    def status(self, text: str) -> None:
+        """Set the status: "running", "done", "stopped:why" or "failed:why"; also host, process id and the times."""
+        if text.partition(":")[0] not in ("running", "done", "stopped", "failed"):
+            raise ValueError(f'status "{text}": expected running, done, stopped:why or failed:why')
+        with _disk(self._path):
+            self._file.flush()  # "done" must not get ahead of what it says is there
+            self._set(status=text, end="" if text == "running" else now(), **process())
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file (again: nothing). The status stays as it is."""
+        if self._file:
+            with _disk(self._path):
+                self._file.close()
+
+    def _summary(self, evaluations: int) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for model, split, metric in layout.measures(self._schema):
+            if split != "test":
+                continue
+            key, samples = f"{model}_test_{metric}", self._samples["test"]
+            last = self._data[f"/per_client/{model}/test_{metric}"][evaluations - 1]
+            course = self._data[f"/evaluations/{model}_{self._schema.chooser}_{metric}"][:evaluations]
+            best = layout.best_evaluation(course, metric)
+            values[f"{key}_mean"] = layout.client_mean(last, samples)
+            values[f"{key}_mean_by_sample"] = layout.sample_mean(last, samples)
+            values[f"{key}_std"] = layout.deviation(last, samples)
+            values[f"{key}_worst_decile"] = layout.worst_decile(last, samples, metric)
+            values[f"{key}_best"] = self._data[f"/evaluations/{key}"][best] if best >= 0 else np.nan
+            values[f"{key}_best_evaluation"] = best
+        return values
+
+    def _check_names(self, group: str, given: Mapping[str, np.ndarray]) -> None:
+        expected = {path.removeprefix(group) for path in self._fields if path.startswith(group)}
+        if given.keys() != expected:
+            missing, unknown = sorted(expected - given.keys()), sorted(given.keys() - expected)
+            raise ValueError(f"{group} missing {missing}, unknown {unknown}")
+
+    def _check_rows(self, axis: str, first: int, stop: int, count: str) -> None:
+        done, size = int(self._file.attrs[count]), self._schema.lengths[axis]
+        if not 0 <= first <= done or stop > size:
+            raise ValueError(f"{axis} rows {first} to {stop - 1}: {done} of {size} are done, and no gap may be left")
+
+    def _count(self, name: str, rows: int) -> None:
+        self._file.flush()  # the rows first: one flush for both can leave the count ahead of them after a kill
+        self._set(updated=now(), **{name: max(rows, int(self._file.attrs[name]))})
+        self._file.flush()
+
+    def _set(self, **values: str | int) -> None:
+        for name, value in values.items():
+            attribute = h5py.h5a.open(self._file.id, name.encode())  # in place; attrs[name] = x makes a new one
+            content = value if isinstance(value, int) else _cut(value, attribute.dtype.itemsize)
+            attribute.write(np.array(content, attribute.dtype), attribute.get_type())
+
+
+def _cut(text: str, size: int) -> bytes:
+    """As much UTF-8 as fits, without half a character."""
+    return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore").encode()
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """What the file system refuses becomes a RunError that names the file and the reason."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for a failed write
+        found = re.search(r"errno = (\d+)", str(error))
+        if isinstance(error, ValueError) and not found:
+            raise
+        reason = os.strerror(int(found[1])) if found else str(error).partition("\n")[0]
+        hint = (
+            "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE"
+            if "unable to lock" in str(error)
+            else ""
+        )
+        raise RunError(f"{path}: cannot write the results: {reason}{hint}") from error

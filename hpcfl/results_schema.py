@@ -1,0 +1,282 @@
+"""What a results file contains: every dataset with its axes, type and meaning, and the formulas of the means.
+
+No file is touched here. results.py writes this list, results/README.md documents it, a test holds both to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+FORMAT_VERSION = (1, 0)  # (major, minor): a reader understands every minor version of its major version
+FILETYPE = "hpcfl results"
+
+KINDS = ("local", "cluster", "global")  # the codes of /rounds/kind
+PHASES = ("compute", "communicate", "wait", "evaluate", "write")  # the columns of /timing
+HIGHER_IS_BETTER = {"loss": False, "accuracy": True, "squared_error": False}
+MEANING = {"loss": "loss", "accuracy": "share of samples classified correctly", "squared_error": "squared error"}
+GROWING = ("round", "evaluation", "rank")  # axes that a resumed run may make longer: more rounds, other ranks
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Sizes and names that fix the whole file before the first round."""
+
+    clients: int
+    rounds: int
+    evaluations: int
+    ranks: int
+    clusters: int
+    classes: int | None  # None: regression
+    models: tuple[str, ...]  # which are evaluated: "personal", "global"
+    splits: tuple[str, ...]  # ("train", "test") or with "validation"
+    metrics: tuple[str, ...]  # ("loss", "accuracy") or ("loss", "squared_error")
+    exposed: tuple[str, ...] = ()  # scalars per client that the algorithm exposes, e.g. ("alpha",)
+    coins: Mapping[str, int] = field(default_factory=dict)  # name -> number of coins, e.g. {"cluster": K}
+    dtype: str = "float32"  # of the values per client and of the models
+    parameters: Sequence[tuple[str, tuple[int, ...]]] | None = None  # (name, shape) in flat order: save the models
+
+    def __post_init__(self) -> None:
+        for what, given, valid in (
+            ("models", self.models, {"personal", "global"}),
+            ("splits", self.splits, {"train", "validation", "test"}),
+            ("metrics", self.metrics, set(HIGHER_IS_BETTER)),
+        ):
+            if not given or not set(given) <= valid or len(set(given)) != len(given):
+                raise ValueError(f"Schema.{what} = {given}: expected different names out of {sorted(valid)}")
+        if "test" not in self.splits:
+            raise ValueError(f'Schema.splits = {self.splits}: expected "test" among them')
+        taken = {"personal", "global", "evaluation", "client"} & set(self.exposed)
+        if taken:
+            raise ValueError(f"Schema.exposed = {self.exposed}: {sorted(taken)} are names of the format; choose others")
+
+    @property
+    def metric(self) -> str:
+        """The metric that tables and plots show first: accuracy or squared error."""
+        return self.metrics[-1]
+
+    @property
+    def chooser(self) -> str:
+        """The split on which the best evaluation is chosen."""
+        return "validation" if "validation" in self.splits else "test"
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters of one model (0 where models are not saved)."""
+        return sum(math.prod(shape) for _, shape in self.parameters or ())
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Length of every axis by name."""
+        lengths = {"round": self.rounds, "evaluation": self.evaluations, "client": self.clients, "rank": self.ranks}
+        lengths |= {f"{name}_coin": number for name, number in self.coins.items()}
+        lengths |= {"class": self.classes} if self.classes is not None else {}
+        return lengths | ({"parameter": self.size} if self.parameters is not None else {})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One dataset. ``axes`` are names of dimension scales; a scale is its own only axis."""
+
+    path: str
+    axes: tuple[str, ...]
+    dtype: str
+    units: str
+    long_name: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def fill(self) -> Any:
+        """What stands in a row that was never written: NaN, -1, or 255."""
+        kind = np.dtype(self.dtype).kind
+        return np.nan if kind == "f" else -1 if kind == "i" else 255
+
+
+def scales(schema: Schema) -> Iterator[Field]:
+    """The dimension scales, each in the group where it is at home (others hold hard links to it)."""
+    yield Field("/clients/client", ("client",), "int64", "1", "client number")
+    if schema.classes is not None:
+        yield Field("/clients/class", ("class",), "int64", "1", "class label")
+    yield Field("/rounds/round", ("round",), "int64", "1", "round index, from 0")
+    for name in schema.coins:
+        yield Field(f"/rounds/{name}_coin", (f"{name}_coin",), "int64", "1", f'number of the coin "{name}"')
+    yield Field("/evaluations/evaluation", ("evaluation",), "int64", "1", "evaluation index, from 0")
+    yield Field("/timing/rank", ("rank",), "int64", "1", "MPI rank")
+    if schema.parameters is not None:
+        yield Field("/final/models/parameter", ("parameter",), "int64", "1", "position in the flat model")
+
+
+def fields(schema: Schema) -> Iterator[Field]:
+    """Every dataset that is not a scale, except the two strings of /config."""
+    yield from _clients(schema)
+    yield from _rounds(schema)
+    yield from _evaluations(schema)
+    for phase in PHASES:
+        yield Field(f"/timing/{phase}", ("rank",), "float64", "s", f"time in: {phase}")
+    yield from _final(schema)
+
+
+def _clients(schema: Schema) -> Iterator[Field]:
+    yield Field("/clients/cluster", ("client",), "int64", "1", "cluster of the client (0 where there are none)")
+    for split in ("train", "validation", "test"):
+        yield Field(f"/clients/n_{split}", ("client",), "int64", "1", f"number of {split} samples")
+    if schema.classes is not None:
+        text = "number of training samples per class"
+        yield Field("/clients/class_counts", ("client", "class"), "int64", "1", text)
+
+
+def _rounds(schema: Schema) -> Iterator[Field]:
+    flags = {"flag_values": np.arange(len(KINDS), dtype="uint8"), "flag_meanings": " ".join(KINDS)}
+    yield Field("/rounds/kind", ("round",), "uint8", "1", "widest average of the round", flags)
+    yield Field("/rounds/n_participants", ("round",), "int64", "1", "number of clients that took part")
+    yield Field("/rounds/seconds", ("round",), "float64", "s", "duration of the round")
+    yield Field("/rounds/train_loss", ("round",), "float64", "1", "training loss during the round's local work")
+    for way in ("up", "down"):
+        direction = "clients to server" if way == "up" else "server to clients"
+        text = f"vectors that a real federation would have sent, {direction}"
+        yield Field(f"/rounds/vectors_{way}", ("round",), "int64", "1", text)
+        yield Field(f"/rounds/bytes_{way}", ("round",), "int64", "byte", text.replace("vectors", "bytes"))
+    for name in schema.coins:
+        text = f'outcome of the coins "{name}": 1 came up, 0 did not'
+        yield Field(f"/rounds/coins_{name}", ("round", f"{name}_coin"), "uint8", "1", text)
+
+
+def _evaluations(schema: Schema) -> Iterator[Field]:
+    axis = ("evaluation",)
+    yield Field("/evaluations/round", axis, "int64", "1", "rounds done before the evaluation")
+    yield Field("/evaluations/seconds", axis, "float64", "s", "time since the start of the run")
+    for name in schema.exposed:
+        yield Field(f"/per_client/{name}", ("evaluation", "client"), schema.dtype, "1", f"{name} of each client")
+    for model, split, metric in measures(schema):
+        what = f"{MEANING[metric]} of the {model} model, {split} samples"
+        key = f"{model}_{split}_{metric}"
+        over = f"over the N clients with {split} samples, m_i = /per_client/{model}/{split}_{metric}"
+        yield Field(f"/evaluations/{key}", axis, "float64", "1", f"{what}: mean over clients, sum_i m_i / N {over}")
+        text = f"{what}: mean over samples, sum_i n_i m_i / sum_i n_i {over}, n_i = /clients/n_{split}"
+        yield Field(f"/evaluations/{key}_by_sample", axis, "float64", "1", text)
+        text = f"{what}, mean over the client's samples"
+        yield Field(f"/per_client/{model}/{split}_{metric}", ("evaluation", "client"), schema.dtype, "1", text)
+
+
+def _final(schema: Schema) -> Iterator[Field]:
+    yield Field("/final/evaluation", (), "int64", "1", "the evaluation summarised here: the last one")
+    yield Field("/final/round", (), "int64", "1", "rounds done before it")
+    yield Field("/final/rounds", (), "int64", "1", "rounds done in the whole run")
+    for name, dtype, units in _TOTALS:
+        yield Field(f"/final/{name}", (), dtype, units, f"sum of /rounds/{name} over the whole run")
+    for model, split, metric in measures(schema):
+        if split != "test":
+            continue
+        what = f"{MEANING[metric]} of the {model} model, test samples, m_i of the N clients that have some"
+        worst = "lowest" if HIGHER_IS_BETTER[metric] else "highest"
+        choice = {"chosen_on": schema.chooser}
+        if schema.chooser == "test":
+            choice["comment"] = "chosen by the very test values it reports, so it is optimistic"
+        best = f"{'highest' if worst == 'lowest' else 'lowest'} /evaluations/{model}_{schema.chooser}_{metric}"
+        for name, text, extra in (
+            ("mean", "sum_i m_i / N", {}),
+            ("mean_by_sample", "sum_i n_i m_i / sum_i n_i, n_i = /clients/n_test", {}),
+            ("std", "standard deviation over clients, sqrt(sum_i (m_i - mean)^2 / N)", {}),
+            ("worst_decile", f"mean over the ceil(N/10) clients with the {worst} m_i", {}),
+            ("best", f"mean over clients at the evaluation with the {best}", choice),
+        ):
+            yield Field(f"/final/{model}_test_{metric}_{name}", (), "float64", "1", f"{what}: {text}", extra)
+        text = f"evaluation with the {best}, the first of equals"
+        yield Field(f"/final/{model}_test_{metric}_best_evaluation", (), "int64", "1", text, choice)
+    if schema.parameters is not None:
+        for model in schema.models:
+            axes = ("client", "parameter") if model == "personal" else ("parameter",)
+            yield Field(f"/final/models/{model}", axes, schema.dtype, "1", f"{model} model at the end, flat")
+
+
+_TOTALS = (
+    ("seconds", "float64", "s"),
+    ("vectors_up", "int64", "1"),
+    ("vectors_down", "int64", "1"),
+    ("bytes_up", "int64", "byte"),
+    ("bytes_down", "int64", "byte"),
+)
+TOTALS = tuple(name for name, _, _ in _TOTALS)
+
+
+def measures(schema: Schema) -> Iterator[tuple[str, str, str]]:
+    """(model, split, metric) of everything that an evaluation measures."""
+    for model in schema.models:
+        for split in schema.splits:
+            for metric in schema.metrics:
+                yield model, split, metric
+
+
+def group_attributes(schema: Schema) -> dict[str, dict[str, Any]]:
+    """Attributes per group, by path: NeXus classes and what to plot, so that viewers plot without help."""
+    main = f"test_{schema.metric}"
+    curves = [f"{model}_{main}" for model in schema.models]
+
+    def plot(signal: Sequence[str], *axes: str) -> dict[str, Any]:
+        more = {"auxiliary_signals": list(signal[1:])} if len(signal) > 1 else {}
+        return {"NX_class": "NXdata", "signal": signal[0], "axes": list(axes)} | more
+
+    when = "after `round` rounds: the global model before the next round's work, the personal one after the last's"
+    groups: dict[str, dict[str, Any]] = {
+        "/": {"NX_class": "NXroot", "default": "evaluations"},
+        "/config": {"NX_class": "NXcollection"},
+        "/clients": plot(["n_train"], "client"),
+        "/rounds": plot(["train_loss"], "round"),
+        "/evaluations": plot(curves, "round") | {"evaluated": when},
+        "/per_client": plot(list(schema.exposed), "evaluation", "client")
+        if schema.exposed
+        else {"NX_class": "NXcollection", "default": schema.models[0]},
+        "/timing": plot(PHASES, "rank"),
+        "/final": {"NX_class": "NXcollection"},
+    }
+    for model in schema.models:
+        groups[f"/per_client/{model}"] = plot([main], "evaluation", "client")
+    if schema.parameters is not None:
+        axes = ("client", "parameter") if schema.models[0] == "personal" else ("parameter",)
+        groups["/final/models"] = plot([schema.models[0]], *axes)
+    return groups
+
+
+def client_mean(values: np.ndarray, samples: np.ndarray) -> float:
+    """Mean over the clients that have samples. values, samples [N]; NaN where there are none."""
+    chosen = values[samples > 0].astype("float64")
+    return float(chosen.mean()) if chosen.size else math.nan
+
+
+def sample_mean(values: np.ndarray, samples: np.ndarray) -> float:
+    """Mean over samples: clients weighted by their numbers of samples. values, samples [N]."""
+    weights = samples[samples > 0].astype("float64")
+    return float((values[samples > 0] * weights).sum() / weights.sum()) if weights.size else math.nan
+
+
+def deviation(values: np.ndarray, samples: np.ndarray) -> float:
+    """Standard deviation over the clients that have samples (divided by their number). values, samples [N]."""
+    chosen = values[samples > 0].astype("float64")
+    return float(chosen.std()) if chosen.size else math.nan
+
+
+def worst_decile(values: np.ndarray, samples: np.ndarray, metric: str) -> float:
+    """Mean over the ceil(N/10) worst of the N clients that have samples. values, samples [N]."""
+    chosen = np.sort(values[samples > 0].astype("float64"))
+    if not chosen.size or np.isnan(chosen[-1]):  # sort puts NaN last
+        return math.nan
+    number = -(-chosen.size // 10)
+    return float((chosen[:number] if HIGHER_IS_BETTER[metric] else chosen[-number:]).mean())
+
+
+def best_evaluation(course: np.ndarray, metric: str) -> int:
+    """Index of the best value of a course [evaluations], the first of equals; -1 where none is finite."""
+    signed = np.where(np.isfinite(course), course if HIGHER_IS_BETTER[metric] else -course, -np.inf)
+    return int(signed.argmax()) if np.isfinite(course).any() else -1

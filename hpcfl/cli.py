@@ -50,7 +50,8 @@ def show(files: Files) -> None:
     """One table of any number of runs: accuracy or error, fairness, communication, time."""
     from hpcfl.analysis.table import table
 
-    Console().print(table(files))
+    console = Console()
+    Console(width=max(console.width, 120)).print(table(files))  # narrower, its cells would be folded
 
 
 @app.command()

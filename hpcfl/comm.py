@@ -122,7 +122,7 @@ class MpiComm(Comm):
 
     def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
         start = time.perf_counter()
-        flat = array.reshape(-1)
+        flat = array.reshape(-1, copy=False)
         for first in range(0, flat.size, PIECE):
             self._handle.Allreduce(self._mpi.IN_PLACE, flat[first : first + PIECE], self._ops[op])
         self.seconds[phase] += time.perf_counter() - start

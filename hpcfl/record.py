@@ -44,7 +44,7 @@ class Recorder:
         if plan.participants is not None:
             participants[:] = [len(p) for p in plan.participants]
         loss = self._train_loss(plan.first, accounts)
-        sizes = np.array([_sizes(a) for a in accounts]).T
+        sizes = np.ascontiguousarray(np.transpose([_sizes(a) for a in accounts]))
         self.world.allreduce(sizes, "max")  # a rank without participants does not know what they sent
         kind, vectors_up, bytes_up, names_down, bytes_down = sizes
         if self.writer:

@@ -65,7 +65,7 @@ def reproducible_sum(
         count += len(piece)
         width = columns if device.type != "cpu" else max(1, CACHE // max(1, len(piece)))
         for a in range(0, columns, width):
-            values = piece[:, a : a + width].to(torch.float64)
+            values = piece[:, a : a + width].to(torch.float64, copy=True)
             if weights is not None:
                 values *= weights[k]
             values += magic

@@ -29,7 +29,7 @@ def new_run_folder(out: Path, job: str) -> Path:
 
     Raises InputError where it cannot be created.
     """
-    if not job or job != Path(job).name:
+    if job in ("", ".", "..") or job != Path(job).name:
         raise InputError(f'job name "{job}": expected the name of a folder, without "/"')
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -147,15 +147,12 @@ class ResultsWriter:
         """Write models. kind "personal": rows [k, P] of the clients from first_client on; "global": rows [P]."""
         if self._schema.parameters is None or kind not in self._schema.models:
             raise ValueError(f'models("{kind}"): not announced in the schema, so there is no place for it')
-        data, place = self._data[f"/final/models/{kind}"], slice(None)
-        if kind == "personal":
-            place = slice(first_client, first_client + len(rows))
-        if np.shape(rows) != data[place].shape:
-            raise ValueError(
-                f'models("{kind}"): shape {np.shape(rows)} from client {first_client} does not fit {data.shape}'
-            )
+        data = self._data[f"/final/models/{kind}"]
+        first, stop = (first_client, first_client + len(rows)) if kind == "personal" else (0, len(data))
+        if np.shape(rows) != (stop - first, *data.shape[1:]) or not 0 <= first <= stop <= len(data):
+            raise ValueError(f'models("{kind}"): {np.shape(rows)} from row {first} on does not fit {data.shape}')
         with _disk(self._path):
-            data[place] = rows
+            data[first:stop] = rows
 
     def final(self) -> None:
         """Fill /final from the last evaluation and the whole course. Models come by ``models``."""

@@ -232,7 +232,7 @@ def group_attributes(schema: Schema) -> dict[str, dict[str, Any]]:
     groups: dict[str, dict[str, Any]] = {
         "/": {"NX_class": "NXroot", "default": "evaluations"},
         "/config": {"NX_class": "NXcollection"},
-        "/clients": plot(["n_train"], "client"),
+        "/clients": plot(["n_train"], "client") | {"clusters": schema.clusters},
         "/rounds": plot(["train_loss"], "round"),
         "/evaluations": plot(curves, "round") | {"evaluated": when},
         "/per_client": plot(list(schema.exposed), "evaluation", "client")

@@ -49,7 +49,7 @@ install_packages() { # EXTRA...: unless they are there already, from the present
         say "environment $HPCFL_VENV is up to date"
         return
     fi
-    say "installing the packages into $HPCFL_VENV (the first time some minutes and 6 GB: torch)"
+    say "installing the packages into $HPCFL_VENV$([ -e "$installed" ] || printf ' (some minutes and 6 GB: torch)')"
     pip_install "$@"
     { grep -sF " $sum" "$installed" || true; printf "%s $sum\n" base "$@"; } >"$installed.new"
     mv -- "$installed.new" "$installed"

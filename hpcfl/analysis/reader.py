@@ -146,16 +146,23 @@ def _open(path: Path) -> h5py.File:
     if not path.exists():
         raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run")
     try:
-        path.open("rb").close()  # says why, if it cannot be read
+        with path.open("rb") as file:
+            head, size = file.read(48), os.fstat(file.fileno()).st_size
         if not h5py.is_hdf5(path):
             raise InputError(f"{path}: not an HDF5 file; expected a results.h5")
+        modern, flags, end = head[8] == 3, head[11], int.from_bytes(head[28:36], "little")  # of the superblock
+        if modern and size < end:
+            raise InputError(f"{path}: cut off after {size} of {end} bytes; copy it again")
+        # SWMR only where a writer has it or was killed: in this mode HDF5 waits for damaged parts, as not yet written.
+        swmr = modern and flags != 0
         try:
-            return h5py.File(path, "r", swmr=True)
-        except OSError:  # a lock that another program holds, or a file system without locks
-            return h5py.File(path, "r", swmr=True, locking=False)
+            return h5py.File(path, "r", swmr=swmr)
+        except OSError as error:
+            if "unable to lock" not in str(error):  # another program's lock, or a file system without any
+                raise
+            return h5py.File(path, "r", swmr=swmr, locking=False)
     except OSError as error:
-        reason = error.strerror or str(error).partition("\n")[0]
-        raise InputError(f"{path}: cannot be read ({reason})") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror or str(error)}") from None
 
 
 def _check(path: Path, attributes: Mapping[str, Any]) -> None:

@@ -1,0 +1,52 @@
+"""Finished runs for tables and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hpcfl.results import ResultsWriter, Schema, new_run_folder
+
+PER_CLIENT = np.array([0.9, 0.5, 0.7, 0.3])  # the last accuracies: mean 0.6
+N_TEST = np.array([1, 1, 1, 5])  # mean over samples 0.45
+
+
+def finished(
+    out: Path, job: str = "job", algorithm: str = "apfl", seed: int = 1, extra: str = "", **changes: object
+) -> Path:
+    """A run of two evaluations whose accuracies end at PER_CLIENT. changes: fields of Schema. Returns its folder."""
+    regression = changes.get("metrics") == ("loss", "squared_error")
+    base = {
+        "clients": 4,
+        "rounds": 10,
+        "evaluations": 2,
+        "ranks": 1,
+        "clusters": 1,
+        "classes": None if regression else 2,
+    }
+    base |= {"models": ("personal", "global"), "splits": ("train", "test"), "metrics": ("loss", "accuracy")}
+    schema = Schema(**base | changes)
+    n = np.arange(4)
+    clients = {"id": n, "cluster": 0 * n, "n_train": 10 * n + 10, "n_test": N_TEST, "n_validation": n + 1}
+    clients |= {"class_counts": np.full((4, 2), 5)} if schema.classes else {}
+    folder = new_run_folder(out, job)
+    config = f'[run]\nseed = {seed}\n{extra}\n[algorithm]\nname = "{algorithm}"\n'
+    writer = ResultsWriter.create(
+        folder / "results.h5", schema, clients=clients, config=config, attributes={"job": job}
+    )
+    ten = np.ones(10)
+    columns = {"n_participants": 4 * ten, "seconds": 0.5 * ten, "train_loss": ten, "kind": 2 * ten}
+    columns |= {"vectors_up": 400 * ten, "vectors_down": 400 * ten, "bytes_up": 1e6 * ten, "bytes_down": 2e6 * ten}
+    writer.rounds(0, columns)
+    for row, shift in enumerate((-0.2, 0.0)):
+        one = {name: np.full(4, 0.25) for name in schema.exposed}
+        for model in schema.models:
+            for split in schema.splits:
+                values = PER_CLIENT + shift - (0.1 if model == "global" else 0)
+                one |= {f"{model}/{split}_{metric}": values for metric in schema.metrics}
+        writer.evaluation(row, 10 * row, 5.0 * row, one)
+    writer.final()
+    writer.status("done")
+    writer.close()
+    return folder

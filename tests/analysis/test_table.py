@@ -1,0 +1,94 @@
+"""The table of hpcfl show: the numbers in it, and its complaints."""
+
+import io
+import re
+
+import h5py
+import numpy as np
+import pytest
+from analysis_example import finished
+from rich.console import Console
+
+from hpcfl.analysis.table import table
+from hpcfl.errors import InputError
+from hpcfl.results import ResultsWriter, Schema
+
+
+def shown(*files, width=140):
+    out = io.StringIO()
+    Console(file=out, width=width).print(table(files))
+    return out.getvalue()
+
+
+def cells(text, row):
+    """The two lines of the row'th run, split at two spaces or more."""
+    lines = text[text.index("──") :].splitlines()[1:]
+    return [re.split(r"\s{2,}", line.strip()) for line in lines[2 * row : 2 * row + 2]]
+
+
+def test_numbers_of_a_run(tmp_path):
+    first, second = cells(shown(finished(tmp_path)), 0)
+    # std of (0.9, 0.5, 0.7, 0.3) about 0.6: sqrt(0.2 / 4)
+    assert first == ["job-001", "done", "4", "0.6000", "0.3000", "0.5000", "0.6000", "0.6000", "4,000", "10.00", "5.0"]
+    assert second == ["apfl, seed 1", "10 rounds", "±0.2236", "±0.2236", "@ 10", "4,000", "20.00"]
+
+
+def test_runs_of_every_kind_share_a_table(tmp_path):
+    finished(tmp_path)
+    finished(tmp_path, job="local", algorithm="local", models=("personal",))
+    finished(tmp_path, job="fedavg", algorithm="fedavg", models=("global",), splits=("train", "validation", "test"))
+    finished(tmp_path, job="ridge", metrics=("loss", "squared_error"))
+    text = shown(tmp_path)
+    assert "accuracy" in text
+    assert "(sq. error)" in text
+    rows = {cells(text, k)[0][0]: cells(text, k) for k in range(4)}
+    assert rows["local-001"][0][3:7] == ["0.6000", "0.3000", "-", "0.6000"]
+    assert rows["fedavg-001"][0][3:7] == ["-", "0.2000", "0.5000", "0.5000"]
+    assert rows["ridge-001"][0][3:7] == ["(0.6000)", "(0.9000)", "(0.5000)", "(0.4000)"]  # worst: highest, best: lowest
+    assert rows["ridge-001"][1][4] == "@ 0"
+    assert "best by" not in text
+    assert "sq. error" in shown(tmp_path / "ridge-001")
+    assert re.search(r"best by\s.*\n.*validation", shown(tmp_path / "fedavg-001"))
+
+
+def test_a_run_without_evaluations_is_shown(tmp_path):
+    schema = Schema(4, 10, 5, 1, 1, None, ("personal",), ("train", "test"), ("loss", "squared_error"))
+    n = np.arange(4)
+    clients = {"id": n, "cluster": n, "n_train": n, "n_test": n}
+    writer = ResultsWriter.create(tmp_path / "x.h5", schema, clients=clients, config="", attributes={})
+    assert cells(shown(tmp_path / "x.h5"), 0)[0] == ["x", "running", "4", "-", "-", "-", "-", "-", "0", "0.00", "0.0"]
+    assert "0/10 rounds" in shown(tmp_path / "x.h5")
+    writer.status("failed:no [/bold] luck")  # no markup
+    assert "failed:no [/bold] luck" in shown(tmp_path / "x.h5", width=200)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "place", "message"),
+    [
+        ("evaluations/personal_test_accuracy", 1, "[1] is 0.123, but the clients give 0.6"),
+        ("evaluations/global_train_loss_by_sample", 0, "[0] is 0.123, but the clients give"),
+        ("final/personal_test_accuracy_std", (), " is 0.123, but the clients give 0.223607"),
+        ("final/global_test_loss_worst_decile", (), " is 0.123, but the clients give 0.8"),
+    ],
+)
+def test_a_mean_that_does_not_follow_from_the_clients_is_complained_about(tmp_path, field, place, message):
+    good, bad = finished(tmp_path), finished(tmp_path)
+    with h5py.File(bad / "results.h5", "r+") as file:
+        file[field][place] = 0.123
+    assert table([good]).caption is None
+    lines = table([good, bad]).caption.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"warning: {bad / 'results.h5'}: /{field}")
+    assert message in lines[0].replace("\\", "")
+    assert "warning:" in shown(good, bad)
+
+
+def test_bad_files_end_a_named_one_and_warn_in_a_folder(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "job-002").mkdir()
+    (tmp_path / "job-002" / "results.h5").write_text("hello")
+    assert "not an HDF5 file" in table([tmp_path]).caption
+    assert "job-001" in shown(tmp_path)
+    with pytest.raises(InputError, match="not an HDF5 file"):
+        table([tmp_path / "job-002"])

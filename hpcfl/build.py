@@ -118,7 +118,9 @@ def make_group(
     arrays: dict[str, np.ndarray], ids: np.ndarray, population: Population, device: torch.device, dtype: torch.dtype
 ) -> Group:
     """A rank's group from its packed samples, on its device. Floating-point data are kept in the run's dtype."""
-    x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    # by way of one dimension: a channel dimension of size 1 may have any stride, and torch chooses its kernels by it
+    x = torch.from_numpy(arrays["x"].reshape(-1)).view(arrays["x"].shape)
+    y = torch.from_numpy(arrays["y"])
     return Group(
         population=len(population.cluster),
         ids=ids,

@@ -195,7 +195,7 @@ class MpiComm(Comm):
         self._mpi.COMM_WORLD.Abort(code)
 
     def mpi(self) -> str:
-        return self._mpi.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
+        return " ".join(self._mpi.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split())
 
 
 def launched_tasks(environment: Mapping[str, str] = os.environ) -> int:
@@ -220,6 +220,8 @@ def world() -> Comm:
     """
     comm: Comm
     reason = "the MPI library in use does not belong to that launcher"
+    if launched_tasks() == 1:  # alone, Open MPI needs no shared memory, and would leave a segment of it behind
+        os.environ.setdefault("OMPI_MCA_btl", "self")
     try:
         comm = MpiComm.world()
     except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no MPI library

@@ -102,15 +102,18 @@ def resolve(tables: Mapping[str, Any], name: str, where: str) -> Job:
 
 
 def _apply(tables: dict[str, Any], change: str) -> None:
-    """One --set part.key=value; the value is TOML, or else a string."""
+    """One --set part.key=value, or part={table}; the value is TOML, or else a string."""
     path, equals, text = change.partition("=")
-    part, dot, key = path.strip().partition(".")
-    if not (equals and dot and part and key):
-        raise InputError(f'--set "{change}": expected part.key=value, e.g. algorithm.lr=0.05')
+    part, _, key = path.strip().partition(".")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    if part and not key and isinstance(value, dict):
+        tables[part] = value
+        return
+    if not (equals and part and key):
+        raise InputError(f'--set "{change}": expected part.key=value, e.g. algorithm.lr=0.05, or part={{a whole table}}')
     table = tables.setdefault(part, {})
     for step in key.split(".")[:-1]:
         table = table.setdefault(step, {}) if isinstance(table, dict) else table

@@ -11,19 +11,18 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-import annotated_types as at
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from hpcfl.errors import InputError, nearest
 
-Share = Annotated[float, at.Interval(ge=0, le=1)]  # [0, 1]
-PositiveShare = Annotated[float, at.Interval(gt=0, le=1)]  # (0, 1]
-OpenShare = Annotated[float, at.Interval(ge=0, lt=1)]  # [0, 1)
-Positive = Annotated[float, at.Gt(0)]
-NonNegative = Annotated[float, at.Ge(0)]
-Count = Annotated[int, at.Ge(1)]
-Index = Annotated[int, at.Ge(0)]
-Shares = Annotated[tuple[Share, ...], at.MinLen(1)]
+Share = Annotated[float, Field(ge=0, le=1)]  # [0, 1]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]  # (0, 1]
+OpenShare = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 Counts = tuple[Count, ...]
 
 T = TypeVar("T")

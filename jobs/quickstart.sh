@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # A first result with one command:  bash jobs/quickstart.sh [RANKS]
 #
-# Needs bash and Python >= 3.11; makes the environment, trains APFL, FedAvg and local models on 8 MPI ranks (RANKS), prints
-# the comparison and draws it.
+# Needs bash and Python >= 3.11. Makes the environment, trains APFL, FedAvg and local models on 8 MPI ranks (RANKS),
+# prints the comparison and draws it.
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/env.sh"
 cd -- "$HPCFL_ROOT"
 ranks=${1:-8}
-[[ $ranks =~ ^[1-9][0-9]*$ ]] || hpcfl_fail "usage: bash jobs/quickstart.sh [RANKS]; got \"$ranks\", expected a number of ranks"
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || hpcfl_fail "usage: bash jobs/quickstart.sh [RANKS]; \"$ranks\" is not a number"
 python=$HPCFL_VENV/bin/python
 picture=results/quickstart.png
 
@@ -23,7 +23,8 @@ step() { # TITLE COMMAND...: runs it, says how long it took
 step "Python environment and MPI" bash jobs/install.sh analysis
 files=()
 for job in apfl fedavg local; do
-    step "$job on $ranks MPI ranks" bash jobs/mpirun.sh -n "$ranks" "$python" -m hpcfl run "jobs/quickstart/$job.toml" --out results
+    step "$job on $ranks MPI ranks" \
+        bash jobs/mpirun.sh -n "$ranks" "$python" -m hpcfl run "jobs/quickstart/$job.toml" --out results
     files+=("$(printf '%s\n' results/"$job"-[0-9]*/results.h5 | sort -V | tail -n 1)") # the newest run of the job
 done
 step "comparison" "$python" -m hpcfl show "${files[@]}"

@@ -131,12 +131,12 @@ class APFL(LocalSGD):
 
     def _initial_alpha(self, group: Group) -> Tensor:
         if isinstance(self.alpha, float):
-            return torch.full((group.clients, 1), self.alpha)
+            return torch.full((group.clients, 1), self.alpha, dtype=torch.float64)
         if len(self.alpha) != group.population:
             raise InputError(
                 f"algorithm.alpha: {len(self.alpha)} values, expected one, or one per client ({group.population})"
             )
-        return torch.tensor([self.alpha[i] for i in group.ids])[:, None]
+        return torch.tensor([self.alpha[i] for i in group.ids], dtype=torch.float64)[:, None]
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

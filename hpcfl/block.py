@@ -83,6 +83,9 @@ class Block:
         self.losses: list[Tensor] = []
         self._everything: Batch | None = None
         self._counted: Batch | None = None
+        self._length = int(padded_batch(self.samples[:1], work.batch_size)[0])  # the same for all clients of a block
+        self._per_epoch = -(-self.samples // (work.batch_size or self.samples))
+        self._weights: tuple[bytes, Tensor] | None = None  # of the last batch: most have the same
         self._epoch = np.full(len(rows), -1)
         self._order = np.zeros((len(rows), int(self.samples.max()) if work.batch_size else 0), np.int64)
 
@@ -105,19 +108,16 @@ class Block:
         """
         size = self._work.batch_size
         if size is None:
-            return self.all_data(t)
-        per_epoch = -(-self.samples // size)
-        self._shuffle(t // per_epoch)
-        first = t % per_epoch * size
-        column = first[:, None] + np.arange(padded_batch(self.samples[:1], size)[0])
+            return self._full_batch(t)
+        self._shuffle(t // self._per_epoch)
+        first = t % self._per_epoch * size
+        column = first[:, None] + np.arange(self._length)
         index = np.take_along_axis(self._order, np.minimum(column, self.samples[:, None] - 1), 1)
         return self._gather(index, np.minimum(size, self.samples - first), t)
 
-    def all_data(self, t: int = 0) -> Batch:
-        """All training samples of every client, as one batch."""
+    def _full_batch(self, t: int) -> Batch:
         if self._everything is None:
-            length = int(bucket(self.samples[:1])[0])
-            index = np.minimum(np.arange(length), self.samples[:, None] - 1)
+            index = np.minimum(np.arange(self._length), self.samples[:, None] - 1)
             self._everything = self._gather(index, self.samples, t)
         return replace(self._everything, key=self._keys(t))
 
@@ -152,9 +152,10 @@ class Block:
         """Batch of the samples index [C, B] (numbered within each client), of which the first real [C] count."""
         device = self._group.x.device
         flat = torch.from_numpy(index + self._group.start[self.rows, TRAIN, None]).to(device)
-        weight = (np.arange(index.shape[1]) < real[:, None]) / real[:, None]
-        weight = torch.from_numpy(weight).to(device=device, dtype=self._group.dtype)
-        return Batch(self._group.inputs(flat), self._group.y[flat], weight, self.real, self._keys(t))
+        if self._weights is None or self._weights[0] != real.tobytes():
+            weight = (np.arange(index.shape[1]) < real[:, None]) / real[:, None]
+            self._weights = (real.tobytes(), torch.from_numpy(weight).to(device=device, dtype=self._group.dtype))
+        return Batch(self._group.inputs(flat), self._group.y[flat], self._weights[1], self.real, self._keys(t))
 
     def _keys(self, t: int) -> Tensor | None:
         if not self._task.dropout_keys:

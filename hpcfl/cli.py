@@ -34,7 +34,10 @@ Plugins = Annotated[
 @app.command()
 def run(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="part.key=value overrides the job file, part={...} replaces a table.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="part.key=value overrides the job file, part={...} replaces a table."),
+    ] = None,
     plugin: Plugins = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results; overrides run.out.")] = None,
 ) -> int:

@@ -113,7 +113,9 @@ def _apply(tables: dict[str, Any], change: str) -> None:
         tables[part] = value
         return
     if not (equals and part and key):
-        raise InputError(f'--set "{change}": expected part.key=value, e.g. algorithm.lr=0.05, or part={{a whole table}}')
+        raise InputError(
+            f'--set "{change}": expected part.key=value, e.g. algorithm.lr=0.05, or part={{a whole table}}'
+        )
     table = tables.setdefault(part, {})
     for step in key.split(".")[:-1]:
         table = table.setdefault(step, {}) if isinstance(table, dict) else table

@@ -49,7 +49,7 @@ def reproducible_sum(
     rows: pieces [c, P] of this rank's participants, on its device, none where it has no participants; clients: their
     ids, piece by piece; weights: pieces [c, 1] of float64, None for ones; participants: number over all ranks (sets the
     headroom of the integers); magnitudes: ``magnitude`` of each piece where it is known already.
-    Returns float64 [P]; the rounding error of a term is at most 2^-52 of the largest term (participants up to 2048).
+    Returns float64 [P]; the error of a term is at most 2^-51 of the largest term (up to 2048 participants).
     Raises Diverged on all ranks, with the lowest client id, when a value is not finite.
     """
     if magnitudes is None:
@@ -60,12 +60,14 @@ def reproducible_sum(
     grid = _grid(top, participants)
     magic = 1.5 * 2.0**52 * grid  # adding it rounds to the grid; the bit pattern of the sum counts grid units
     total = torch.zeros(columns, dtype=torch.int64, device=device)
-    count = 0
+    count = sum(len(piece) for piece in rows)
+    most = max((len(piece) for piece in rows), default=1)
+    width = columns if device.type != "cpu" else min(columns, max(1, CACHE // most))
+    scratch = torch.empty(most * width, dtype=torch.float64, device=device)
     for k, piece in enumerate(rows):
-        count += len(piece)
-        width = columns if device.type != "cpu" else max(1, CACHE // max(1, len(piece)))
         for a in range(0, columns, width):
-            values = piece[:, a : a + width].to(torch.float64, copy=True)
+            part = piece[:, a : a + width]
+            values = scratch[: part.numel()].view(part.shape).copy_(part)
             if weights is not None:
                 values *= weights[k]
             values += magic

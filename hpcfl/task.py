@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from hpcfl.dropout import replace_dropout
 from hpcfl.errors import InputError
+from hpcfl.gradient import Factor, Gradient
 from hpcfl.vectors import Layout
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvTransposeNd)
@@ -39,8 +40,8 @@ class BatchedModel(Protocol):
     def batched_outputs(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """w [C, P], x [C, B, ...] -> outputs [C, B, O] and what the gradient needs."""
 
-    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
-        """The gradient [C, P], from slope [C, B, O], the loss's derivative by the outputs."""
+    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor, base: Tensor | None) -> Tensor:
+        """base [C, P] (None: zero) plus the gradient, from slope [C, B, O], the loss's derivative by the outputs."""
 
 
 class Task:
@@ -82,22 +83,36 @@ class Task:
             return self.layout.flat([p for p in self.module.parameters() if p.requires_grad])
 
     def gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Loss [C] and gradient [C, P] of every client's f_i at its own w [C, P], on its own batch."""
+        """Loss [C] and gradient [C, P] of every client's f_i at its own w [C, P], on its own batch.
+
+        Where the model brings its own arithmetic, the gradient is a ``Gradient``, which acts as a tensor.
+        """
         self.module.train()
         if isinstance(self.batched, BatchedModel):
-            outputs, saved = self.batched.batched_outputs(w, batch.x)
-            loss, slope = self._loss_and_slope(outputs, batch)
-            gradient = self.batched.batched_gradient(w, saved, slope)
+            loss, gradient = self._lazy_gradient(self.batched, w, batch)
         elif self.backend == "vmap":
-            gradient, loss = vmap(grad_and_value(self._objective))(
-                w, batch.x, batch.y, batch.weight, self._keys(batch, len(w))
-            )
+            keys = self._keys(batch, len(w))
+            gradient, loss = vmap(grad_and_value(self._objective))(w, batch.x, batch.y, batch.weight, keys)
         else:
             loss, gradient = self._loop(w, batch)
         if self.l2:
             loss = loss + 0.5 * self.l2 * (w * w).sum(1)
-            gradient = gradient.add_(w, alpha=self.l2)
+            if isinstance(gradient, Tensor):
+                gradient = gradient.add_(w, alpha=self.l2)
         return loss, gradient
+
+    def _lazy_gradient(self, model: BatchedModel, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss now, the gradient (with the penalty's part) when it is needed."""
+        outputs, saved = model.batched_outputs(w, batch.x)
+        loss, slope = self._loss_and_slope(outputs, batch)
+
+        def back_propagate(base: Tensor | None, factor: Factor) -> Tensor:
+            if self.l2:
+                base = factor * self.l2 * w if base is None else base + factor * self.l2 * w
+            per_client = factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor
+            return model.batched_gradient(w, saved, slope * per_client, base)
+
+        return loss, cast(Tensor, Gradient(back_propagate))
 
     @torch.no_grad()
     def evaluate(self, w: Tensor, batch: Batch) -> Tensor:

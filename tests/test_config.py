@@ -281,27 +281,3 @@ def test_the_resolved_text_names_every_default():
     for part, made in (("run", RunOptions(rounds=3)), ("algorithm", APFL())):
         for field in dataclasses.fields(made):
             assert (field.name in resolved[part]) == (getattr(made, field.name) is not None), field.name
-
-
-# --- how many take part -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "clients", "cohort"),
-    [
-        ({}, 7, 7),
-        ({"participation": 1.0}, 7, 7),
-        ({"participation": 0.5}, 7, 4),  # rounded to the nearest, halves up
-        ({"participation": 0.3}, 10, 3),
-        ({"participation": 0.01}, 7, 1),  # at least one
-        ({"clients_per_round": 7}, 7, 7),
-        ({"clients_per_round": 2}, 7, 2),
-    ],
-)
-def test_cohort(options, clients, cohort):
-    assert RunOptions(rounds=1, **options).cohort(clients) == cohort
-
-
-def test_a_cohort_larger_than_the_population():
-    with pytest.raises(InputError, match=r"run.clients_per_round = 8: there are only 7 clients"):
-        RunOptions(rounds=1, clients_per_round=8).cohort(7)

@@ -8,7 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from hpcfl.config import RunOptions
 from hpcfl.coordinator import Coordinator, draw_participants, flip_coins
+from hpcfl.errors import InputError
 
 COINS = {"global": np.array([0.1]), "cluster": np.array([0.0, 0.5, 1.0, 0.3])}
 
@@ -120,3 +122,24 @@ def test_everyone_takes_part():
     _, made = decisions(coordinator(cohort=9), [None] * 30)
     assert all(np.array_equal(d.participants, np.arange(9)) for d in made)
     assert all(len(d.participants) == 4 for d in decisions(coordinator(), [None] * 30)[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "cohort"),
+    [
+        ({}, 7, 7),
+        ({"participation": 1.0}, 7, 7),
+        ({"participation": 0.5}, 7, 4),  # rounded to the nearest, halves up
+        ({"participation": 0.3}, 10, 3),
+        ({"participation": 0.01}, 7, 1),  # at least one
+        ({"clients_per_round": 7}, 7, 7),
+        ({"clients_per_round": 2}, 7, 2),
+    ],
+)
+def test_cohort(options, clients, cohort):
+    assert RunOptions(rounds=1, **options).cohort(clients) == cohort
+
+
+def test_a_cohort_larger_than_the_population():
+    with pytest.raises(InputError, match=r"run.clients_per_round = 8: there are only 7 clients"):
+        RunOptions(rounds=1, clients_per_round=8).cohort(7)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from helpers import CPU, same_bits
 from torch import nn
-from torch.nn.functional import cross_entropy, dropout
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
-from hpcfl.errors import InputError
 from hpcfl.models import Spec
 from hpcfl.models.cnn import CNN
 from hpcfl.models.dense import MLP, Linear, Logistic
@@ -236,73 +235,6 @@ def test_dtype_is_kept(name, backend, dtype):
     assert loss.dtype == gradient.dtype == task.start().dtype == dtype
     assert gradient.shape == w.shape
     assert task.evaluate(w, batch).shape == (3, 2)
-
-
-# --- what cannot be used ----------------------------------------------------------------------------------------------
-
-
-class Functional(nn.Module):
-    """Random without torch.nn.Dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.out = nn.Linear(3, 50), nn.Linear(50, 2)
-
-    def forward(self, x):
-        return self.out(dropout(self.layer(x), 0.5, self.training))
-
-
-def refused(module, shape=(3,), classes=2, backend="auto"):
-    with pytest.raises(InputError) as caught:
-        Task(module, shape, classes, backend=backend, device=CPU, dtype=torch.float32)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_running_statistics_are_refused():
-    message = refused(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    assert "BatchNorm" in message
-    assert "use GroupNorm instead" in message
-    Task(nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2)), (3,), 2, device=CPU, dtype=torch.float32)
-
-
-def test_functional_dropout_is_refused():
-    assert "torch.nn.Dropout" in refused(Functional())
-
-
-@pytest.mark.parametrize("layer", [nn.Dropout1d(0.5), nn.AlphaDropout(0.5), nn.RReLU()], ids=lambda x: type(x).__name__)
-def test_other_random_layers_are_refused(layer):
-    assert "two forward passes differ" in refused(nn.Sequential(nn.Linear(3, 50), layer, nn.Linear(50, 2)))
-
-
-def test_rare_functional_dropout_is_refused():
-    """Also one that drops so little that a single pass over two samples seldom shows it."""
-
-    class Rare(Functional):
-        def forward(self, x):
-            return self.out(dropout(self.layer(x), 0.001, self.training))
-
-    torch.manual_seed(0)
-    for _ in range(10):
-        refused(Rare())
-
-
-def test_wrong_output_shape_is_refused():
-    assert "outputs have shape (3,) per sample, expected (2,)" in refused(nn.Linear(3, 3))
-    assert "outputs have shape (2,) per sample, expected (1,)" in refused(nn.Linear(3, 2), classes=None)
-    Task(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), (3,), None, device=CPU, dtype=torch.float32)
-
-
-def test_wrong_input_shape_is_refused():
-    assert "cannot be applied to inputs of shape (3,)" in refused(nn.Linear(4, 2))
-
-
-def test_a_model_without_parameters_is_refused():
-    assert "no trainable parameters" in refused(nn.Identity(), shape=(2,))
-
-
-def test_a_backend_that_the_model_has_not_is_refused():
-    assert 'run.backend = "model"' in refused(nn.Linear(3, 2), backend="model")
 
 
 def test_frozen_parameters_are_no_part_of_the_vector():

@@ -38,29 +38,37 @@ class Dense(nn.Module):
         return self.layers[-1](h)
 
     def batched_outputs(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """w [C, P], x [C, B, ...] -> outputs [C, B, O], and the input of every layer."""
+        """w [C, P], x [C, B, ...] -> outputs [C, B, O], and the input of every layer with the weight it meets."""
         h = x.flatten(2)
         saved = []
         for k, (weight, bias) in enumerate(self._pairs(w)):
             if k > 0:
                 h = h.relu_()
-            saved.append(h)
+            saved += [h, weight]
             product = weight.transpose(1, 2)
             h = torch.bmm(h, product) if bias is None else torch.baddbmm(bias.unsqueeze(1), h, product)
         return h, saved
 
-    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
-        """Back-propagation: slope [C, B, O] of the loss by the outputs -> gradient [C, P]."""
-        gradient = w.new_empty(w.shape)
-        weights, targets = self._pairs(w), self._pairs(gradient)
-        for k in reversed(range(len(saved))):
+    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor, base: Tensor | None) -> Tensor:
+        """Back-propagation: slope [C, B, O] by the outputs -> base [C, P] (None: zero) plus the gradient."""
+        result = w.new_empty(w.shape)
+        targets = self._pairs(result)
+        bases = self._pairs(base) if base is not None else None
+        for k in reversed(range(len(targets))):
+            h, weight = saved[2 * k : 2 * k + 2]
             into_weight, into_bias = targets[k]
-            torch.bmm(slope.transpose(1, 2), saved[k], out=into_weight)
+            if bases is None:
+                torch.bmm(slope.transpose(1, 2), h, out=into_weight)
+            else:
+                torch.baddbmm(bases[k][0], slope.transpose(1, 2), h, out=into_weight)
             if into_bias is not None:
                 torch.sum(slope, 1, out=into_bias)
+                bias = bases[k][1] if bases is not None else None
+                if bias is not None:
+                    into_bias += bias
             if k > 0:
-                slope = torch.bmm(slope, weights[k][0]).mul_(saved[k] > 0)
-        return gradient
+                slope = torch.bmm(slope, weight).mul_(h > 0)
+        return result
 
     def _pairs(self, flat: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         """(weight [C, out, in], bias [C, out] or None) of every layer, as views of [C, P]."""

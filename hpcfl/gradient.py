@@ -1,0 +1,83 @@
+"""The gradient of a block's losses, written out only where it must be.
+
+``w - lr * g`` is most of what algorithms do with a gradient, and memory traffic is most of what it costs. So a gradient
+remembers its factor, and back-propagation adds the scaled gradient straight to ``w``: half the time of a step of a
+multi-layer perceptron (tests/benchmarks). For everything else it is a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Factor = float | Tensor  # a number, or one per client: [C, 1]
+
+
+class Gradient:
+    """[C, P], equal to ``factor * back_propagate(None, 1.0)``."""
+
+    def __init__(self, back_propagate: Callable[[Tensor | None, Factor], Tensor], factor: Factor = 1.0):
+        """back_propagate(base, factor): base + factor * gradient; base None: zero."""
+        self._back_propagate, self._factor = back_propagate, factor
+        self._written: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        """[C, P], as an ordinary tensor."""
+        if self._written is None:
+            self._written = self._back_propagate(None, self._factor)
+        return self._written
+
+    def __mul__(self, factor: Any) -> Any:
+        per_client = isinstance(factor, Tensor) and (factor.dim() == 0 or factor.shape[1:] == (1,))
+        if self._written is None and (per_client or isinstance(factor, int | float)):
+            return Gradient(self._back_propagate, self._factor * factor)
+        return self.tensor() * factor
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Any:
+        return self * -1.0
+
+    def __rsub__(self, base: Any) -> Tensor:
+        """base - self in one pass over memory."""
+        if self._written is not None or not isinstance(base, Tensor):
+            return base - self.tensor()
+        return self._back_propagate(base, -self._factor)
+
+    def __add__(self, other: Any) -> Tensor:
+        return self.tensor() + other
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.tensor() - other
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self.tensor() / other
+
+    def __pow__(self, other: Any) -> Tensor:
+        return self.tensor() ** other
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.tensor()[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (
+            Tensor.sub,
+            Tensor.mul,
+        ):  # an operator with a tensor on its left: Python then asks __rsub__, __rmul__
+            return NotImplemented
+        return func(*_written(args), **(kwargs or {}))
+
+
+def _written(value: Any) -> Any:
+    """The value with every Gradient in lists and tuples as a tensor."""
+    if isinstance(value, Gradient):
+        return value.tensor()
+    return type(value)(map(_written, value)) if type(value) in (list, tuple) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def run(
     """Run a job, alone or under mpirun, and write OUT/JOB-NNN/results.h5."""
     from hpcfl.session import Session
 
-    overrides = [*(changes or []), *([f"run.out={out!r}"] if out else [])]
+    overrides = [*(changes or []), *([f"run.out={json.dumps(out)}"] if out else [])]
     return Session(job, overrides, plugin or []).run()
 
 

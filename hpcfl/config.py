@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcfl.errors import InputError, nearest
-from hpcfl.options import Count, Index, PositiveShare, make, options
+from hpcfl.options import Count, PositiveShare, Seed, Threads, make, options
 from hpcfl.registry import build
 
 PARTS = ("run", "data", "partition", "model", "algorithm")
@@ -23,14 +23,14 @@ class RunOptions:
     """The ``[run]`` table."""
 
     rounds: Count
-    seed: Index = 0
+    seed: Seed = 0
     participation: PositiveShare | None = None  # share of the clients that take part in a round; absent: all
     clients_per_round: Count | None = None  # or their number
     eval_every: Count = 10  # rounds; the last round is always evaluated
     save_models: bool = False
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"  # auto, cpu, cuda, cuda:K
-    threads: Count = 1  # per rank; another number gives other bits
+    threads: Threads = 1  # per rank; another number gives other bits
     backend: Literal["auto", "model", "vmap", "loop"] = "auto"
     block: Count | None = None  # clients computed at once; absent: a rule of model, batch and device
     reduction: Literal["reproducible", "float64"] = "reproducible"

@@ -38,7 +38,7 @@ def replace_dropout(module: nn.Module) -> list[str]:
     """Puts KeyedDropout in the place of every Dropout of the module, in place; returns the names of the keys."""
     keys: list[str] = []
     for name, child in list(module.named_modules()):
-        if type(child) is nn.Dropout:
+        if type(child) is nn.Dropout and child.p < 1.0:
             parent, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(parent), attribute, KeyedDropout(child.p, len(keys)))
             keys.append(f"{name}.key")

@@ -21,7 +21,8 @@ OpenShare = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-Index = Annotated[int, Field(ge=0)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 Counts = tuple[Count, ...]
 

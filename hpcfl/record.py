@@ -21,7 +21,7 @@ from hpcfl.algorithm import Algorithm, State
 from hpcfl.coordinator import Plan
 from hpcfl.errors import Diverged
 from hpcfl.evaluate import evaluate, gathered, personal_models
-from hpcfl.reduce import column_sums, to_host
+from hpcfl.reduce import LARGEST, column_sums, to_host
 from hpcfl.results import ResultsWriter
 from hpcfl.results_schema import PHASES
 from hpcfl.round import Account, Engine
@@ -122,7 +122,7 @@ class Recorder:
         sums = column_sums(self.world, values, self.engine.group.population)
         bad = np.flatnonzero(np.isinf(sums[:count]))
         if len(bad):
-            mine = ids[~np.isfinite(values[:, bad[0]])]
+            mine = ids[~(np.abs(values[:, bad[0]]) < LARGEST)]
             lowest = np.array([mine.min(initial=np.iinfo(np.int64).max)])
             self.world.allreduce(lowest, "min")
             raise Diverged(f"round {first + bad[0]}, client {lowest[0]}: the training loss is not finite")

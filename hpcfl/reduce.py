@@ -26,9 +26,8 @@ LARGEST = 2.0**900  # beyond it the grid's own arithmetic would overflow
 
 def magnitude(rows: Tensor) -> Tensor:
     """Largest absolute value of each row [c, P] -> float64 [c]; NaN where the row holds one."""
-    if (
-        rows.device.type == "cpu" and rows.shape[1] > 4096
-    ):  # row by row is ten times faster there than along a dimension
+    if rows.device.type == "cpu" and rows.shape[1] > 4096 and len(rows):
+        # row by row is ten times faster there than along a dimension
         low, high = torch.stack([torch.stack(torch.aminmax(row)) for row in rows]).unbind(1)
     else:
         low, high = torch.aminmax(rows, dim=1)

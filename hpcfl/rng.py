@@ -30,8 +30,7 @@ def stream(seed: int, purpose: Purpose, *, client: int = 0, round: int = 0, step
 
     seed, client, round, step: integers in [0, 2^64). Cost: about 10 microseconds.
     """
-    bits = np.random.Philox(key=[seed, int(purpose)], counter=[0, step, round, client])
-    return np.random.Generator(bits)
+    return np.random.Generator(np.random.Philox(key=_words(seed, purpose), counter=_words(0, step, round, client)))
 
 
 def permutations(seed: int, clients: np.ndarray, sizes: np.ndarray, round: int, epoch: int) -> list[np.ndarray]:
@@ -40,7 +39,7 @@ def permutations(seed: int, clients: np.ndarray, sizes: np.ndarray, round: int, 
     clients [C], sizes [C] -> C arrays [sizes[k]] of int64. One Philox object is re-keyed per client, which costs half
     of a new one.
     """
-    bits = np.random.Philox(key=[seed, int(Purpose.BATCHES)])
+    bits = np.random.Philox(key=_words(seed, Purpose.BATCHES))
     state = bits.state
     generator = np.random.Generator(bits)
     out = []
@@ -49,6 +48,11 @@ def permutations(seed: int, clients: np.ndarray, sizes: np.ndarray, round: int, 
         bits.state = state
         out.append(generator.permutation(size))
     return out
+
+
+def _words(*values: int) -> np.ndarray:
+    """As 64-bit words: a plain list would pass through float64 from 2^63 on."""
+    return np.array(values, np.uint64)
 
 
 def seed_for(seed: int, purpose: Purpose, *, client: int = 0, round: int = 0, step: int = 0) -> int:

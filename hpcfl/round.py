@@ -146,14 +146,14 @@ class Round:
             except Exception as error:
                 error.add_note(f"round {self.decision.index}, clients {_listed(block.ids[: block.real])}")
                 raise
-            for name, values in new.items():
-                put(state.local[name], block.rows[: block.real], values[: block.real])
             for name, values in out.items():
                 piece = sent.setdefault(name, Sent())
-                piece.rows.append(values[: block.real])
+                piece.rows.append(_apart(values[: block.real], state.local))
                 piece.clients.append(block.ids[: block.real])
                 if self._engine.reduce is reproducible_sum:
                     piece.magnitudes.append(magnitude(piece.rows[-1]))
+            for name, values in new.items():
+                put(state.local[name], block.rows[: block.real], values[: block.real])
             if block.losses:
                 self.account.losses.append((block.rows[: block.real], block.train_loss()[: block.real]))
         for name in received.names:
@@ -254,6 +254,12 @@ def take(values: Tensor, rows: np.ndarray) -> Tensor:
 def put(values: Tensor, rows: np.ndarray, new: Tensor) -> None:
     """Writes rows of a state array in place."""
     values[_index(rows, values.device)] = new
+
+
+def _apart(values: Tensor, local: Rows) -> Tensor:
+    """The values, copied where they are a view of the local state, which is about to change."""
+    place = values.untyped_storage().data_ptr()
+    return values.clone() if any(place == v.untyped_storage().data_ptr() for v in local.values()) else values
 
 
 def _index(rows: np.ndarray, device: torch.device) -> Tensor | slice:

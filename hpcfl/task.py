@@ -40,8 +40,8 @@ class BatchedModel(Protocol):
     def batched_outputs(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """w [C, P], x [C, B, ...] -> outputs [C, B, O] and what the gradient needs."""
 
-    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor, base: Tensor | None) -> Tensor:
-        """base [C, P] (None: zero) plus the gradient, from slope [C, B, O], the loss's derivative by the outputs."""
+    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
+        """The gradient [C, P] in a new tensor, from slope [C, B, O], the loss's derivative by the outputs."""
 
 
 class Task:
@@ -106,11 +106,10 @@ class Task:
         outputs, saved = model.batched_outputs(w, batch.x)
         loss, slope = self._loss_and_slope(outputs, batch)
 
-        def back_propagate(base: Tensor | None, factor: Factor) -> Tensor:
-            if self.l2:
-                base = factor * self.l2 * w if base is None else base + factor * self.l2 * w
+        def back_propagate(factor: Factor) -> Tensor:
             per_client = factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor
-            return model.batched_gradient(w, saved, slope * per_client, base)
+            gradient = model.batched_gradient(w, saved, slope * per_client)
+            return gradient.add_(factor * self.l2 * w) if self.l2 else gradient
 
         return loss, cast(Tensor, Gradient(back_propagate))
 
@@ -206,7 +205,8 @@ def check_module(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Non
     module.train()
     try:
         with torch.no_grad():
-            first, second = module(example), module(example)
+            generator = torch.get_rng_state()
+            first = module(example)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(f"model {name}: cannot be applied to inputs of shape {shape}: {error}") from None
     changed = [n for n, b in module.named_buffers() if not torch.equal(b, before[n])]
@@ -215,9 +215,9 @@ def check_module(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Non
             f"model {name}: buffer {changed[0]} changes during training (running statistics as in BatchNorm); "
             "they are not part of the model that clients exchange: use GroupNorm instead"
         )
-    if not torch.equal(first, second):
+    if not torch.equal(generator, torch.get_rng_state()):
         raise InputError(
-            f"model {name}: two forward passes differ; use torch.nn.Dropout modules, which get keyed randomness here"
+            f"model {name}: draws from torch's global random numbers; use torch.nn.Dropout, which gets keyed ones here"
         )
     got = tuple(first.shape[1:])
     if got != (outputs,) and not (outputs == 1 and got == ()):

@@ -165,6 +165,11 @@ def least_squares_gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray, l2: floa
     return x.T @ (x @ w - y) / len(y) + l2 * w
 
 
+ONE_AT_A_TIME = (
+    threading.Lock()
+)  # ranks that are threads share torch's global generator, which building a model draws from
+
+
 def make_engine(
     data: Samples,
     algorithm: Any,
@@ -194,9 +199,10 @@ def make_engine(
     count[:, TRAIN] = sizes
     group = make_group(arrays, ids, Population(of, count, None, x.shape[1:], number, 1.0, 0.0), CPU, dtype)
     model = Linear(bias=False) if model is None else model
-    module = deepcopy(model) if isinstance(model, torch.nn.Module) else model.build(Spec(x.shape[1:], number))
-    l2 = getattr(model, "l2", 0.0)
-    task = Task(module, x.shape[1:], number, l2=l2, backend=backend, device=CPU, dtype=dtype)
+    with ONE_AT_A_TIME:
+        module = deepcopy(model) if isinstance(model, torch.nn.Module) else model.build(Spec(x.shape[1:], number))
+        l2 = getattr(model, "l2", 0.0)
+        task = Task(module, x.shape[1:], number, l2=l2, backend=backend, device=CPU, dtype=dtype)
     return Engine(task, group, Topology.build(world, world.node(), placement), algorithm, seed=seed, **options)
 
 

@@ -20,7 +20,7 @@ PACKAGE = Path(hpcfl.__file__).parent
 LAYERS = [  # a module imports only from its own layer or an earlier one
     "errors rng options registry vectors splits",
     "comm reduce",
-    "placement topology group task device dropout",
+    "placement topology group task device dropout gradient",
     "algorithm schedules block round averages models data partition",
     "algorithms",
     "coordinator evaluate results results_file results_schema record",

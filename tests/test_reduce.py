@@ -15,7 +15,7 @@ from hpcfl.reduce import column_sums, float64_sum, magnitude, reproducible_sum
 
 DTYPES = [torch.float32, torch.float64]
 SUMS = [reproducible_sum, float64_sum]
-TERM_ERROR = 2.0**-52  # of a term, in units of the largest, as documented for up to 2048 participants
+TERM_ERROR = 2.0**-51  # of the largest term
 
 
 def terms(n=60, columns=7, dtype=torch.float32, seed=0):

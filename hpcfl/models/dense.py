@@ -49,26 +49,19 @@ class Dense(nn.Module):
             h = torch.bmm(h, product) if bias is None else torch.baddbmm(bias.unsqueeze(1), h, product)
         return h, saved
 
-    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor, base: Tensor | None) -> Tensor:
-        """Back-propagation: slope [C, B, O] by the outputs -> base [C, P] (None: zero) plus the gradient."""
-        result = w.new_empty(w.shape)
-        targets = self._pairs(result)
-        bases = self._pairs(base) if base is not None else None
+    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
+        """Back-propagation: slope [C, B, O] of the loss by the outputs -> gradient [C, P]."""
+        gradient = w.new_empty(w.shape)
+        targets = self._pairs(gradient)
         for k in reversed(range(len(targets))):
             h, weight = saved[2 * k : 2 * k + 2]
             into_weight, into_bias = targets[k]
-            if bases is None:
-                torch.bmm(slope.transpose(1, 2), h, out=into_weight)
-            else:
-                torch.baddbmm(bases[k][0], slope.transpose(1, 2), h, out=into_weight)
+            torch.bmm(slope.transpose(1, 2), h, out=into_weight)
             if into_bias is not None:
                 torch.sum(slope, 1, out=into_bias)
-                bias = bases[k][1] if bases is not None else None
-                if bias is not None:
-                    into_bias += bias
             if k > 0:
                 slope = torch.bmm(slope, weight).mul_(h > 0)
-        return result
+        return gradient
 
     def _pairs(self, flat: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         """(weight [C, out, in], bias [C, out] or None) of every layer, as views of [C, P]."""

@@ -65,7 +65,7 @@ def test_gradients_of_alpha_and_v_by_finite_differences():
     parameters = engine.task.layout.size
     w = torch.randn(parameters, generator=g, dtype=torch.float64)
     v, a = torch.randn(3, parameters, generator=g, dtype=torch.float64), torch.full((3, 1), 0.4, dtype=torch.float64)
-    batch = next(engine.blocks(engine.everyone, {}, 0)).all_data()
+    batch = next(engine.blocks(engine.everyone, {}, 0)).batch(0)
 
     def f(a, v):
         return engine.task.gradient(a * v + (1 - a) * w, batch)[0]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import sys
+import time
 from collections.abc import Callable
 
 import torch
@@ -55,18 +56,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """``model``, ``rounds`` and ``warmup`` from the command line; torch is set to one thread and seed 0."""
+def model_name(description: str) -> str:
+    """The model from the command line; torch is set to one thread and seed 0."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds that are timed")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before them, at least 1")
     options = parser.parse_args()
-    if options.rounds < 1 or options.warmup < 1:
-        parser.error("--rounds and --warmup: 1 or more")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return options
+    return options.model
 
 
 def workload(model: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
@@ -77,13 +74,22 @@ def workload(model: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
     return build(), clients
 
 
-def report(system: str, version: str, model: str, seconds: list[float]) -> None:
-    """Print the result as one line of JSON; ``seconds`` are those of each timed round."""
-    result = {
-        "system": system,
-        "version": version,
-        "model": model,
-        "seconds_per_round": [round(s, 5) for s in seconds],
-        "client_steps_per_second": round(CLIENTS * STEPS / statistics.median(seconds), 1),
-    }
-    print(json.dumps(result))
+class Turns:
+    """Rounds on demand: systems are compared in turns, a moment each, since a machine's speed changes by the second.
+
+    Waits for a line on standard input before every round, and prints a line of JSON with its seconds after it. The end
+    of the input ends the process. The first rounds are for warming up: compare.py drops them.
+    """
+
+    def __init__(self, system: str, version: str):
+        print(json.dumps({"system": system, "version": version}), flush=True)
+
+    def wait(self) -> float:
+        """Returns when it is this system's turn, with the time."""
+        if not sys.stdin.readline():
+            raise SystemExit
+        return time.perf_counter()
+
+    def done(self, start: float, rounds: int = 1, **more: float) -> None:
+        """After ``rounds`` rounds since ``start``."""
+        print(json.dumps({"seconds": (time.perf_counter() - start) / rounds, **more}), flush=True)

@@ -8,12 +8,10 @@ Measured and left out, because they gain nothing here or cost time: SGD with for
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import os
-import time
 
 import torch
-from peer_models import BATCH, CLIENTS, LR, arguments, report, workload
+from peer_models import BATCH, CLIENTS, LR, Turns, model_name, workload
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -25,6 +23,8 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
+
+MANY = 10**6  # rounds
 
 
 class Classifier(nn.Module):
@@ -42,47 +42,42 @@ class Classifier(nn.Module):
 
 
 class Clock(TrainingProcessCallback):
-    """Notes when each round ends: from one end to the next is everything a round costs its user."""
+    """From the end of a round to the end of the next is everything a round costs its user."""
 
-    def __init__(self) -> None:
-        self.ends: list[float] = []
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.start = turns.wait()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        self.ends.append(time.perf_counter())
+        self.turns.done(self.start)
+        self.start = self.turns.wait()
         return False, Metrics()
 
 
 def main() -> None:
-    options = arguments("Time FedAvg in pfl-research.")
     os.environ["PFL_PYTORCH_DEVICE"] = "cpu"  # else it asks for a GPU at every batch
-    net, data = workload(options.model)
+    net, data = workload(model_name("Time FedAvg in pfl-research, driven by compare.py."))
     classifier = Classifier(net)
     model = PyTorchModel(classifier, torch.optim.SGD, torch.optim.SGD(classifier.parameters(), lr=1.0))
 
     users = [Dataset(samples) for samples in data]  # made once, so that they keep their batches
     federation = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(CLIENTS)))
     backend = SimulatedBackend(federation, federation)  # no WeightByUser: every user has weight 1 anyway
-
-    rounds = options.warmup + options.rounds
-    clock = Clock()
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds,
-            evaluation_frequency=rounds,  # in round 0 alone, a warm-up round: it cannot be switched off
+            central_num_iterations=MANY,
+            evaluation_frequency=MANY,  # in round 0 alone, a warm-up round: it cannot be switched off
             train_cohort_size=CLIENTS,
             val_cohort_size=None,
         ),
         backend,
         model,
         NNTrainHyperParams(local_num_epochs=1, local_batch_size=BATCH, local_learning_rate=LR),
-        callbacks=[clock],
+        callbacks=[Clock(Turns("pfl-research", importlib.metadata.version("pfl")))],
         send_metrics_to_platform=False,
     )
-    ends = clock.ends[options.warmup - 1 :]
-    seconds = [end - start for start, end in itertools.pairwise(ends)]
-    report("pfl-research", importlib.metadata.version("pfl"), options.model, seconds)
 
 
 if __name__ == "__main__":

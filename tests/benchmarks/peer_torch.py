@@ -5,10 +5,8 @@ python tests/benchmarks/peer_torch.py cnn --rounds 10 --warmup 2
 
 from __future__ import annotations
 
-import time
-
 import torch
-from peer_models import BATCH, LR, arguments, report, workload
+from peer_models import BATCH, LR, Turns, model_name, workload
 from torch import Tensor, nn
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -31,15 +29,13 @@ def fedavg_round(net: nn.Module, clients: list[Batches]) -> None:
 
 
 def main() -> None:
-    options = arguments("Time FedAvg as a plain loop over clients in torch.")
-    net, data = workload(options.model)
+    net, data = workload(model_name("Time FedAvg as a plain loop over clients in torch, driven by compare.py."))
     clients = [list(zip(x.split(BATCH), y.split(BATCH), strict=True)) for x, y in data]
-    seconds = []
-    for _ in range(options.warmup + options.rounds):
-        start = time.perf_counter()
+    turns = Turns("torch loop", torch.__version__)
+    while True:
+        start = turns.wait()
         fedavg_round(net, clients)
-        seconds.append(time.perf_counter() - start)
-    report("torch loop", torch.__version__, options.model, seconds[options.warmup :])
+        turns.done(start)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def block_size(task: Task, batch: int, features: int) -> int:
     """
     item = torch.finfo(task.dtype).bits // 8
     budget = BUDGET.get(task.device.type, BUDGET["cuda"])
-    return int(np.clip(budget // (item * (task.layout.size + batch * features)), max(4, task.least), LARGEST_BLOCK))
+    return int(np.clip(budget // (item * (task.layout.size + batch * features)), task.least, LARGEST_BLOCK))
 
 
 def padded_batch(samples: np.ndarray, batch_size: int | None) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The gradient of a block's losses, written out with the factor that an algorithm gives it.
 
 ``w - lr * g`` is most of what algorithms do with a gradient, and memory traffic is most of what it costs. So a gradient
-takes factors before it is written out, where they scale the small derivative by the outputs, and ``w`` is added in
-place: two thirds of the traffic. For everything else it is a tensor.
+takes factors before it is written out, and is added to ``w`` on the way: half of the traffic. For everything else it is
+a tensor.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ Factor = float | Tensor  # a number, or one per client: [C, 1]
 
 
 class Gradient:
-    """[C, P], equal to ``back_propagate(factor)``."""
+    """[C, P], equal to ``write(factor, None)``."""
 
-    def __init__(self, back_propagate: Callable[[Factor], Tensor], factor: Factor = 1.0):
-        """back_propagate(factor): factor times the gradient, in a new tensor."""
-        self._back_propagate, self._factor = back_propagate, factor
+    def __init__(self, write: Callable[[Factor, Tensor | None], Tensor], factor: Factor = 1.0):
+        """write(factor, base): base (None: zero) plus factor times the gradient, in a new tensor."""
+        self._write, self._factor = write, factor
         self._written: Tensor | None = None
 
     def tensor(self) -> Tensor:
         """[C, P], as an ordinary tensor."""
         if self._written is None:
-            self._written = self._back_propagate(self._factor)
+            self._written = self._write(self._factor, None)
         return self._written
 
     def __mul__(self, factor: Any) -> Any:
         per_client = isinstance(factor, Tensor) and (factor.dim() == 0 or factor.shape[1:] == (1,))
         if self._written is None and (per_client or isinstance(factor, int | float)):
-            return Gradient(self._back_propagate, self._factor * factor)
+            return Gradient(self._write, self._factor * factor)
         return self.tensor() * factor
 
     __rmul__ = __mul__
@@ -44,7 +44,7 @@ class Gradient:
         """base - self."""
         if self._written is not None or not isinstance(base, Tensor):
             return base - self.tensor()
-        return self._back_propagate(-self._factor).add_(base)
+        return self._write(-self._factor, base)
 
     def __add__(self, other: Any) -> Tensor:
         return self.tensor() + other

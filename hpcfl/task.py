@@ -7,7 +7,9 @@ torch.func.vmap, and a loop over clients. A loss f_i(w) is the weighted mean ove
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -19,6 +21,7 @@ from hpcfl.errors import InputError
 from hpcfl.gradient import Factor, Gradient
 from hpcfl.vectors import Layout
 
+Write = Callable[[Factor, Tensor | None], Tensor]  # as for Gradient
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvTransposeNd)
 
 
@@ -85,33 +88,37 @@ class Task:
     def gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss [C] and gradient [C, P] of every client's f_i at its own w [C, P], on its own batch.
 
-        Where the model brings its own arithmetic, the gradient is a ``Gradient``, which acts as a tensor.
+        The gradient is a ``Gradient``, which acts as a tensor.
         """
         self.module.train()
+        write: Write
         if isinstance(self.batched, BatchedModel):
-            loss, gradient = self._lazy_gradient(self.batched, w, batch)
+            loss, write = self._own_arithmetic(self.batched, w, batch)
         elif self.backend == "vmap":
             keys = self._keys(batch, len(w))
             gradient, loss = vmap(grad_and_value(self._objective))(w, batch.x, batch.y, batch.weight, keys)
+            write = partial(_scaled, gradient)
         else:
-            loss, gradient = self._loop(w, batch)
-        if self.l2:
-            loss = loss + 0.5 * self.l2 * (w * w).sum(1)
-            if isinstance(gradient, Tensor):
-                gradient = gradient.add_(w, alpha=self.l2)
-        return loss, gradient
+            loss, write = self._loop(w, batch)
+        if not self.l2:
+            return loss, cast(Tensor, Gradient(write))
 
-    def _lazy_gradient(self, model: BatchedModel, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss now, the gradient (with the penalty's part) when it is needed."""
+        def with_penalty(factor: Factor, base: Tensor | None) -> Tensor:
+            return write(factor, base).add_(factor * self.l2 * w)
+
+        return loss + 0.5 * self.l2 * (w * w).sum(1), cast(Tensor, Gradient(with_penalty))
+
+    def _own_arithmetic(self, model: BatchedModel, w: Tensor, batch: Batch) -> tuple[Tensor, Write]:
+        """The loss now, back-propagation when the factor is known: it scales the small slope of the outputs."""
         outputs, saved = model.batched_outputs(w, batch.x)
         loss, slope = self._loss_and_slope(outputs, batch)
 
-        def back_propagate(factor: Factor) -> Tensor:
+        def write(factor: Factor, base: Tensor | None) -> Tensor:
             per_client = factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor
             gradient = model.batched_gradient(w, saved, slope * per_client)
-            return gradient.add_(factor * self.l2 * w) if self.l2 else gradient
+            return gradient if base is None else gradient.add_(base)
 
-        return loss, cast(Tensor, Gradient(back_propagate))
+        return loss, write
 
     @torch.no_grad()
     def evaluate(self, w: Tensor, batch: Batch) -> Tensor:
@@ -136,7 +143,10 @@ class Task:
     # --- one client -------------------------------------------------------------------------------------------------
 
     def _outputs(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        values = dict(zip(self.layout.names, self.layout.views(flat), strict=True))
+        return self._apply(self.layout.views(flat), x, key)
+
+    def _apply(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:
+        values = dict(zip(self.layout.names, parameters, strict=True))
         if key is not None:
             values |= dict.fromkeys(self.dropout_keys, key)
         return functional_call(self.module, values, (x,))
@@ -144,17 +154,31 @@ class Task:
     def _objective(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, key: Tensor) -> Tensor:
         return (self._sample_losses(self._outputs(flat, x, key), y) * weight).sum()
 
-    def _loop(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        loss, gradient = w.new_empty(len(w)), torch.empty_like(w)
-        keys = self._keys(batch, len(w))
+    def _loop(self, w: Tensor, batch: Batch) -> tuple[Tensor, Write]:
+        """One client after the other; their gradients stay in pieces until they are written into [C, P]."""
+        loss, keys = w.new_empty(len(w)), self._keys(batch, len(w))
+        pieces = []
         for k in range(batch.real):
-            flat = w[k].detach().requires_grad_()
-            value = self._objective(flat, batch.x[k], batch.y[k], batch.weight[k], keys[k])
-            torch.autograd.backward(value)
-            assert flat.grad is not None
-            loss[k], gradient[k] = value.detach(), flat.grad
-        loss[batch.real :], gradient[batch.real :] = loss[batch.real - 1], gradient[batch.real - 1]
-        return loss, gradient
+            leaves = [view.detach().requires_grad_() for view in self.layout.views(w[k])]
+            value = (self._sample_losses(self._apply(leaves, batch.x[k], keys[k]), batch.y[k]) * batch.weight[k]).sum()
+            pieces.append(torch.autograd.grad(value, leaves, materialize_grads=True))
+            loss[k] = value.detach()
+        loss[batch.real :] = loss[batch.real - 1]
+
+        def write(factor: Factor, base: Tensor | None) -> Tensor:
+            result = w.new_empty(w.shape)
+            for k in range(len(w)):
+                scale = float(factor[k] if isinstance(factor, Tensor) and factor.dim() else factor)
+                start = self.layout.views(base[k]) if base is not None else None
+                for n, into in enumerate(self.layout.views(result[k])):
+                    piece = pieces[min(k, batch.real - 1)][n]
+                    if start is None:
+                        torch.mul(piece, scale, out=into)
+                    else:
+                        torch.add(start[n], piece, alpha=scale, out=into)
+            return result
+
+        return loss, write
 
     def _keys(self, batch: Batch, clients: int) -> Tensor:
         return batch.key if batch.key is not None else torch.zeros(clients, dtype=torch.int64, device=self.device)
@@ -178,6 +202,10 @@ class Task:
             slope = outputs - batch.y.unsqueeze(-1)
             loss = 0.5 * (slope.squeeze(-1) ** 2 * batch.weight).sum(1)
         return loss, slope.mul_(batch.weight.unsqueeze(-1))
+
+
+def _scaled(gradient: Tensor, factor: Factor, base: Tensor | None) -> Tensor:
+    return gradient * factor if base is None else base + factor * gradient
 
 
 def _choose_backend(module: nn.Module, backend: str, device: torch.device) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CLIENT_STEPS = 250  # per round
-WARM_UP = 3  # turns
+WARM_UP = 2  # turns
 TARGETS = {"logistic": 6.0, "mlp": 1.8, "cnn": 1.0}  # of pfl-research
 
 

@@ -155,27 +155,31 @@ class Task:
         return (self._sample_losses(self._outputs(flat, x, key), y) * weight).sum()
 
     def _loop(self, w: Tensor, batch: Batch) -> tuple[Tensor, Write]:
-        """One client after the other; their gradients stay in pieces until they are written into [C, P]."""
+        """One client after the other: the losses now, a client's gradient when it is written, while it is in cache."""
         loss, keys = w.new_empty(len(w)), self._keys(batch, len(w))
-        pieces = []
+        leaves = [[v.detach().requires_grad_() for v in self.layout.views(w[k])] for k in range(batch.real)]
+        values = []
         for k in range(batch.real):
-            leaves = [view.detach().requires_grad_() for view in self.layout.views(w[k])]
-            value = (self._sample_losses(self._apply(leaves, batch.x[k], keys[k]), batch.y[k]) * batch.weight[k]).sum()
-            pieces.append(torch.autograd.grad(value, leaves, materialize_grads=True))
-            loss[k] = value.detach()
+            x = batch.x[k].contiguous(memory_format=torch.channels_last) if batch.x.dim() == 5 else batch.x[k]
+            samples = self._sample_losses(self._apply(leaves[k], x, keys[k]), batch.y[k])
+            values.append((samples * batch.weight[k]).sum())
+            loss[k] = values[k].detach()
         loss[batch.real :] = loss[batch.real - 1]
+        gradients: list[tuple[Tensor, ...]] = []
 
         def write(factor: Factor, base: Tensor | None) -> Tensor:
             result = w.new_empty(w.shape)
             for k in range(len(w)):
+                if k == len(gradients) < batch.real:
+                    gradients.append(torch.autograd.grad(values[k], leaves[k], materialize_grads=True))
                 scale = float(factor[k] if isinstance(factor, Tensor) and factor.dim() else factor)
                 start = self.layout.views(base[k]) if base is not None else None
                 for n, into in enumerate(self.layout.views(result[k])):
-                    piece = pieces[min(k, batch.real - 1)][n]
+                    gradient = gradients[min(k, batch.real - 1)][n]
                     if start is None:
-                        torch.mul(piece, scale, out=into)
+                        torch.mul(gradient, scale, out=into)
                     else:
-                        torch.add(start[n], piece, alpha=scale, out=into)
+                        torch.add(start[n], gradient, alpha=scale, out=into)
             return result
 
         return loss, write

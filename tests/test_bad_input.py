@@ -150,7 +150,8 @@ def test_model_with_running_buffers_is_refused(capsys, tmp_path):
     plugin.write_text(
         "from dataclasses import dataclass\nfrom torch import nn\nfrom hpcfl.registry import register\n"
         "@register('model', 'normed')\n@dataclass(frozen=True)\nclass Normed:\n"
-        "    def build(self, spec):\n        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))\n"
+        "    def build(self, spec):\n        return "
+        "nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))\n"
     )
     lines = complaints(capsys, "run", JOB, "--plugin", plugin, "--out", tmp_path, "--set", 'model={name="normed"}')
     assert "use GroupNorm instead" in lines[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hpcfl.errors import InputError, nearest
+from hpcfl.options import MEANING
 from hpcfl.registry import load_plugins, registered
 
 KINDS = {"algorithms": "algorithm", "models": "model", "data": "data", "partitions": "partition"}
@@ -23,7 +24,8 @@ def print_catalogue(kind: str | None, plugins: Sequence[Path], console: Console)
     for plural in KINDS if kind is None else [kind]:
         console.print(f"[bold]{plural}[/]")
         for name, cls in registered(KINDS[plural]).items():
-            console.print(f"  [bold cyan]{name}[/]  {(cls.__doc__ or '').strip().splitlines()[0]}", highlight=False)
+            summary = (cls.__doc__ or "").strip().splitlines()[0]
+            console.print(f"  [bold cyan]{name}[/]  {summary}", highlight=False, soft_wrap=True)
             for option, kind_of, default in options_of(cls):
                 console.print(f"      {option} = {default}  ({kind_of})", markup=False, highlight=False, soft_wrap=True)
 
@@ -34,8 +36,13 @@ def options_of(cls: type) -> list[tuple[str, str, str]]:
     for f in dataclasses.fields(cls):
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         default = "required" if required else "absent" if f.default is None else _shown(f.default)
-        rows.append((f.name, re.sub(r" \| None$", "", str(f.type)), default))
+        rows.append((f.name, " or ".join(map(_in_words, re.sub(r" \| None$", "", str(f.type)).split(" | "))), default))
     return rows
+
+
+def _in_words(kind: str) -> str:
+    choices = re.fullmatch(r"Literal\[(.*)\]", kind)
+    return choices[1].replace("'", '"') if choices else MEANING.get(kind, kind)
 
 
 def _shown(value: object) -> str:

@@ -28,6 +28,23 @@ Counts = tuple[Count, ...]
 
 T = TypeVar("T")
 
+MEANING = {  # the types' names in words, for people
+    "Share": "number in [0, 1]",
+    "Shares": "list of numbers in [0, 1]",
+    "PositiveShare": "number in (0, 1]",
+    "OpenShare": "number in [0, 1)",
+    "Positive": "number > 0",
+    "NonNegative": "number >= 0",
+    "Count": "whole number >= 1",
+    "Counts": "list of whole numbers >= 1",
+    "Schedule": 'table, e.g. {name = "exponential", decay = 0.99}',
+    "Weighting": '"client" or "sample"',
+    "bool": "true or false",
+    "float": "number",
+    "int": "whole number",
+    "str": "string",
+}
+
 EXPECTED = {
     "float_type": "a number",
     "int_type": "a whole number",

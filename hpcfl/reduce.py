@@ -60,8 +60,8 @@ def reproducible_sum(
     magic = 1.5 * 2.0**52 * grid  # adding it rounds to the grid; the bit pattern of the sum counts grid units
     total = torch.zeros(columns, dtype=torch.int64, device=device)
     count = sum(len(piece) for piece in rows)
-    most = max((len(piece) for piece in rows), default=1)
-    width = columns if device.type != "cpu" else min(columns, max(1, CACHE // most))
+    most = max((len(piece) for piece in rows), default=0)
+    width = columns if device.type != "cpu" else min(columns, CACHE // max(1, most) or 1)
     scratch = torch.empty(most * width, dtype=torch.float64, device=device)
     for k, piece in enumerate(rows):
         for a in range(0, columns, width):

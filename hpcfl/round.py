@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -113,11 +114,10 @@ class Engine:
             return self.everyone
         return np.flatnonzero(np.isin(self.group.ids, clients, assume_unique=True))
 
-    @property
+    @cached_property
     def everyone(self) -> np.ndarray:
-        if not hasattr(self, "_everyone"):
-            self._everyone = np.arange(self.group.clients)
-        return self._everyone
+        """Positions of all clients of the group."""
+        return np.arange(self.group.clients)
 
 
 class Round:

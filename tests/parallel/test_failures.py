@@ -13,7 +13,7 @@ import pytest
 from hpcfl.analysis.reader import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = ROOT / "jobs/quickstart/apfl.toml"
+JOB = ROOT / "jobs/quickstart/local.toml"
 
 LONG = ["--set", "run.rounds=1000000", "--set", "run.eval_every=1000000"]
 
@@ -39,7 +39,7 @@ def run_job(launch, tmp_path):
 
     def run(ranks, *changes):
         args = [word for change in changes for word in ("--set", change)]
-        return launch(ranks, "-m", "hpcfl", "run", JOB, "--out", tmp_path, *args), tmp_path / "apfl-001"
+        return launch(ranks, "-m", "hpcfl", "run", JOB, "--out", tmp_path, *args), tmp_path / "local-001"
 
     return run
 
@@ -51,7 +51,7 @@ def test_exception_on_one_rank_of_eight_ends_the_job_with_its_message(start, tmp
     report = None
     while report is None and process.poll() is None:
         time.sleep(0.05)
-        report = next(tmp_path.glob("apfl-001/error-rank*.txt"), None)
+        report = next(tmp_path.glob("local-001/error-rank*.txt"), None)
     assert report is not None, process.communicate()
     noticed = time.monotonic()
     _, errors = process.communicate(timeout=20)
@@ -65,7 +65,7 @@ def test_exception_on_one_rank_of_eight_ends_the_job_with_its_message(start, tmp
     assert "plugin.py line 12" in lines[0]
     assert "Traceback" not in errors
     assert "Traceback" in report.read_text()
-    with Run(tmp_path / "apfl-001/results.h5") as run:  # rank 0 wrote it after the other rank's abort
+    with Run(tmp_path / "local-001/results.h5") as run:  # rank 0 wrote it after the other rank's abort
         assert run.status.startswith("failed:")
         assert "no luck today" in run.status
 
@@ -104,7 +104,7 @@ def test_killed_rank_ends_the_job_and_the_file_says_so(start, tmp_path):
         "--set",
         "run.eval_every=1000000",
     )
-    file = tmp_path / "apfl-001/results.h5"
+    file = tmp_path / "local-001/results.h5"
     wait_for_rounds(file, process)
     victim = next(pid for pid in ranks_of(process) if rank_of(pid) == 2)
     start_of_end = time.monotonic()
@@ -131,7 +131,7 @@ def test_terminated_run_is_marked(start, tmp_path):
         "--set",
         "run.eval_every=1000000",
     )
-    file = tmp_path / "apfl-001/results.h5"
+    file = tmp_path / "local-001/results.h5"
     wait_for_rounds(file, process)
     process.terminate()
     assert process.wait(timeout=20) == 128 + signal.SIGTERM
@@ -153,7 +153,7 @@ def test_launcher_without_working_mpi_is_an_error(hpcfl, tmp_path, variables):
 def test_one_rank_runs_without_any_mpi_library(hpcfl, tmp_path):
     done = hpcfl("run", JOB, "--out", tmp_path, "--set", "run.rounds=1", env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
     assert done.returncode == 0, done.stderr
-    with Run(tmp_path / "apfl-001/results.h5") as run:
+    with Run(tmp_path / "local-001/results.h5") as run:
         assert run.status == "done"
         assert run.attributes["mpi_version"].startswith("none")
 

@@ -26,7 +26,7 @@ def results(launch, tmp_path_factory):
     folders = {}
     for ranks in (1, 2, 3):
         folders[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
-        done = launch(None if ranks == 1 else ranks, SCRIPT, folders[ranks], timeout=400)
+        done = launch(None if ranks == 1 else ranks, "-m", "mpi4py", SCRIPT, folders[ranks], timeout=400)
         assert f"on {ranks} ranks" in done.stdout, done.stderr[-3000:]
     return folders
 
@@ -78,7 +78,7 @@ def test_backends_agree(results):
 def test_quickstart_on_eight_ranks(launch, tmp_path):
     """The main job, whole rounds of it, on 8 ranks and on one."""
     job = ROOT / "jobs/quickstart/apfl.toml"
-    done = launch(8, SCRIPT, tmp_path / "eight", job, *SHORT, timeout=300)
+    done = launch(8, "-m", "mpi4py", SCRIPT, tmp_path / "eight", job, *SHORT, timeout=300)
     assert "on 8 ranks" in done.stdout, done.stderr[-3000:]
     one = load(job, [*SHORT, f'run.out="{tmp_path / "one"}"'])
     run(one, Comm(), opened=lambda *_: None, progress=lambda *_: None)
@@ -88,7 +88,9 @@ def test_quickstart_on_eight_ranks(launch, tmp_path):
 def test_every_job_file_on_one_and_two_ranks(launch, tmp_path):
     assert JOBS
     for ranks in (1, 2):
-        done = launch(None if ranks == 1 else ranks, SCRIPT, tmp_path / str(ranks), *JOBS, *SHORT, timeout=600)
+        done = launch(
+            None if ranks == 1 else ranks, "-m", "mpi4py", SCRIPT, tmp_path / str(ranks), *JOBS, *SHORT, timeout=600
+        )
         assert f"ran {len(JOBS)} jobs on {ranks} ranks" in done.stdout, done.stderr[-3000:]
     for job in JOBS:
         name = f"{'-'.join(job.with_suffix('').parts[-2:])}-001/results.h5"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from hpcfl.config import Job
 from hpcfl.coordinator import Coordinator
 from hpcfl.data import Dataset
 from hpcfl.device import choose_device, settle
-from hpcfl.errors import HpcflError, InputError
+from hpcfl.errors import InputError
 from hpcfl.group import Group, pack
 from hpcfl.models import Spec
 from hpcfl.partition import Shares, deal
@@ -25,8 +23,6 @@ from hpcfl.round import Engine
 from hpcfl.splits import SPLITS, TEST, TRAIN, VALIDATION
 from hpcfl.task import Task
 from hpcfl.topology import Topology
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,9 +56,9 @@ def build(job: Job, world: Comm) -> Built:
     """Collective over the world. Raises InputError on all ranks alike when the job cannot be run."""
     settle(job.run.threads)
     node = world.node()
-    device = together(world, lambda: choose_device(job.run.device, node.rank))
+    device = world.together(lambda: choose_device(job.run.device, node.rank))
     dtype = getattr(torch, job.run.dtype)
-    source = together(world, lambda: load(job) if node.rank == 0 else None)
+    source = world.together(lambda: load(job) if node.rank == 0 else None)
     _compare(world, source)
     population = node.bcast(_population(*source) if source else None)
     clients = len(population.cluster)
@@ -100,18 +96,6 @@ def load(job: Job) -> tuple[Dataset, Shares]:
     """The data set and who owns what: a pure function of the job, run by one process per node."""
     data = job.data.load(job.run.seed)
     return data, deal(job.partition, data, job.run.seed)
-
-
-def together(world: Comm, action: Callable[[], T]) -> T:
-    """Collective over the world: the action's value on each rank; the HpcflError of any rank is raised on all."""
-    outcome: list[T] = []
-    failure = None
-    try:
-        outcome.append(action())
-    except HpcflError as error:
-        failure = error
-    world.raise_together(failure)
-    return outcome[0]
 
 
 def make_group(

@@ -76,14 +76,18 @@ class Comm:
 
     def from_root(self, action: Callable[[], T]) -> T:
         """Collective: rank 0 runs the action; all ranks get its (small) value, or raise its HpcflError."""
-        value, error = None, None
-        if self.rank == 0:
-            try:
-                value = action()
-            except HpcflError as failure:
-                error = failure
-        self.raise_together(error)
-        return self.bcast(value)
+        return self.bcast(self.together(lambda: action() if self.rank == 0 else None))
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Collective: the action's value on each rank; the HpcflError of any rank is raised on all."""
+        outcome: list[T] = []
+        failure = None
+        try:
+            outcome.append(action())
+        except HpcflError as error:
+            failure = error
+        self.raise_together(failure)
+        return outcome[0]
 
     def raise_together(self, error: HpcflError | None) -> None:
         """Collective: raises the error of the lowest rank that has one, on all ranks."""

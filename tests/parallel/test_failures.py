@@ -91,21 +91,7 @@ def test_diverged_average_names_client_and_round(run_job):
 
 
 def test_killed_rank_ends_the_job_and_the_file_says_so(start, tmp_path):
-    process = start(
-        3,
-        "-m",
-        "hpcfl",
-        "run",
-        JOB,
-        "--out",
-        tmp_path,
-        "--set",
-        "run.rounds=1000000",
-        "--set",
-        "run.eval_every=1000000",
-    )
-    file = tmp_path / "local-001/results.h5"
-    wait_for_rounds(file, process)
+    process, file = started(start, 3, tmp_path)
     victim = next(pid for pid in ranks_of(process) if rank_of(pid) == 2)
     start_of_end = time.monotonic()
     os.kill(victim, signal.SIGKILL)
@@ -118,21 +104,7 @@ def test_killed_rank_ends_the_job_and_the_file_says_so(start, tmp_path):
 
 
 def test_terminated_run_is_marked(start, tmp_path):
-    process = start(
-        None,
-        "-m",
-        "hpcfl",
-        "run",
-        JOB,
-        "--out",
-        tmp_path,
-        "--set",
-        "run.rounds=1000000",
-        "--set",
-        "run.eval_every=1000000",
-    )
-    file = tmp_path / "local-001/results.h5"
-    wait_for_rounds(file, process)
+    process, file = started(start, None, tmp_path)
     process.terminate()
     assert process.wait(timeout=20) == 128 + signal.SIGTERM
     with Run(file) as run:
@@ -158,17 +130,18 @@ def test_one_rank_runs_without_any_mpi_library(hpcfl, tmp_path):
         assert run.attributes["mpi_version"].startswith("none")
 
 
-def wait_for_rounds(file, process):
-    """Returns when the run has written a row."""
+def started(start, ranks, out):
+    """A long run that has written a row: (process, results file)."""
+    process, file = start(ranks, "-m", "hpcfl", "run", JOB, "--out", out, *LONG), out / "local-001/results.h5"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         if file.exists():
             with Run(file) as run:
                 if run.rounds_done > 0:
-                    return
+                    return process, file
         time.sleep(0.2)
-    pytest.fail("no round was written within a minute")
+    return pytest.fail("no round was written within a minute")
 
 
 def ranks_of(process):

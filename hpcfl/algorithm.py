@@ -21,6 +21,7 @@ from hpcfl.task import Task
 
 if TYPE_CHECKING:
     from hpcfl.block import Block
+    from hpcfl.engine import Engine
     from hpcfl.round import Round
 
 Rows = Mapping[str, Tensor]  # name -> one row per client in hand: [C, ...]
@@ -70,14 +71,24 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
-    """Options of every algorithm that follows minibatch gradients, and what most have in common: a mixin."""
+class Work:
+    """What every algorithm has, with what most say about it: a mixin."""
 
-    lr: Positive = 0.1
-    lr_schedule: Schedule = CONSTANT
-    batch_size: Count | None = None  # absent: full batch
-
+    evaluated: ClassVar[tuple[str, ...]] = ("personal",)
     exposed: ClassVar[tuple[str, ...]] = ()
+    least_squares: ClassVar[bool] = False  # made for linear regression only
+
+    @property
+    def minibatch(self) -> int | None:
+        """Samples of a minibatch; None: full batch."""
+        return None
+
+    def prepare(self, engine: Engine) -> Work:
+        """Collective over the world, once before the first round: the algorithm that runs, with what it needs to know.
+
+        Raises InputError, on all ranks alike, for options that do not fit the data.
+        """
+        return self
 
     def coins(self, n_clusters: int) -> Mapping[str, np.ndarray]:
         return {}
@@ -86,6 +97,18 @@ class Descent:
         """Number of local steps per client in a round, from its number of training samples [C]."""
         return np.ones_like(samples)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(Work):
+    """Options of every algorithm that follows minibatch gradients: a mixin."""
+
+    lr: Positive = 0.1
+    lr_schedule: Schedule = CONSTANT
+    batch_size: Count | None = None  # absent: full batch
+
+    @property
+    def minibatch(self) -> int | None:
+        return self.batch_size
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Descent):

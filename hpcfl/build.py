@@ -9,17 +9,18 @@ import numpy as np
 import torch
 
 from hpcfl import rng
+from hpcfl.algorithm import Algorithm
 from hpcfl.comm import Comm
 from hpcfl.config import Job
 from hpcfl.coordinator import Coordinator
 from hpcfl.data import Dataset
 from hpcfl.device import choose_device, settle
+from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.group import Group, pack
 from hpcfl.models import Spec
 from hpcfl.partition import Shares, deal
 from hpcfl.placement import place
-from hpcfl.round import Engine
 from hpcfl.splits import SPLITS, TEST, TRAIN, VALIDATION
 from hpcfl.task import Task
 from hpcfl.topology import Topology
@@ -48,6 +49,7 @@ class Built:
     """A job, ready to run on this rank."""
 
     engine: Engine
+    algorithm: Algorithm  # prepared
     coordinator: Coordinator
     population: Population
 
@@ -81,15 +83,16 @@ def build(job: Job, world: Comm) -> Built:
     engine = Engine(
         task, group, topology, job.algorithm, seed=job.run.seed, reduction=job.run.reduction, block=job.run.block
     )
+    algorithm = job.algorithm.prepare(engine)
     coordinator = Coordinator(
         seed=job.run.seed,
         rounds=job.run.rounds,
         clients=clients,
         cohort=cohort,
         eval_every=job.run.eval_every,
-        coins=job.algorithm.coins(placement.clusters),
+        coins=algorithm.coins(placement.clusters),
     )
-    return Built(engine, coordinator, population)
+    return Built(engine, algorithm, coordinator, population)
 
 
 def load(job: Job) -> tuple[Dataset, Shares]:

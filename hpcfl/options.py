@@ -18,13 +18,20 @@ from hpcfl.errors import InputError, nearest
 Share = Annotated[float, Field(ge=0, le=1)]  # [0, 1]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]  # (0, 1]
 OpenShare = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
+InnerShare = Annotated[float, Field(gt=0, lt=1)]  # (0, 1)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 Counts = tuple[Count, ...]
+Sizes = Annotated[tuple[Count, ...], Field(min_length=1)]
+Numbers = Annotated[tuple[float, ...], Field(min_length=1)]
+Positives = Annotated[tuple[Positive, ...], Field(min_length=1)]
+OpenShares = Annotated[tuple[OpenShare, ...], Field(min_length=1)]
+NonNegatives = Annotated[tuple[NonNegative, ...], Field(min_length=1)]
 
 T = TypeVar("T")
 
@@ -33,10 +40,19 @@ MEANING = {  # the types' names in words, for people
     "Shares": "list of numbers in [0, 1]",
     "PositiveShare": "number in (0, 1]",
     "OpenShare": "number in [0, 1)",
+    "InnerShare": "number in (0, 1)",
     "Positive": "number > 0",
     "NonNegative": "number >= 0",
     "Count": "whole number >= 1",
+    "CountOrZero": "whole number >= 0",
     "Counts": "list of whole numbers >= 1",
+    "Sizes": "list of whole numbers >= 1",
+    "Numbers": "list of numbers",
+    "Positives": "list of numbers > 0",
+    "OpenShares": "list of numbers in [0, 1)",
+    "Objective": '"mean" or "sum"',
+    "TauRule": '"balance", "bound" or "exact"',
+    "NonNegatives": "list of numbers >= 0",
     "Schedule": 'table, e.g. {name = "exponential", decay = 0.99}',
     "Weighting": '"client" or "sample"',
     "bool": "true or false",
@@ -56,6 +72,7 @@ EXPECTED = {
     "model_attributes_type": "a table",
     "model_type": "a table",
     "int_from_float": "a whole number",
+    "too_short": "a list that is not empty",
 }
 
 MEMBERS = {"float", "int", "str", "bool", "constant", "exponential", "theory"}  # of unions, in pydantic's locations

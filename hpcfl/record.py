@@ -19,12 +19,13 @@ import torch
 import hpcfl
 from hpcfl.algorithm import Algorithm, State
 from hpcfl.coordinator import Plan
+from hpcfl.engine import Engine
 from hpcfl.errors import Diverged
 from hpcfl.evaluate import evaluate, gathered, personal_models
 from hpcfl.reduce import LARGEST, column_sums, to_host
 from hpcfl.results import ResultsWriter
 from hpcfl.results_schema import PHASES
-from hpcfl.round import Account, Engine
+from hpcfl.round import Account
 
 
 class Recorder:
@@ -44,9 +45,10 @@ class Recorder:
         if plan.participants is not None:
             participants[:] = [len(p) for p in plan.participants]
         loss = self._train_loss(plan.first, accounts)
-        sizes = np.ascontiguousarray(np.transpose([_sizes(a) for a in accounts]))
-        self.world.allreduce(sizes, "max")  # a rank without participants does not know what they sent
-        kind, vectors_up, bytes_up, names_down, bytes_down = sizes
+        kind = np.array([a.kind for a in accounts])
+        sent = np.array([_total(a.up) + _total(a.down) for a in accounts])
+        self.world.allreduce(sent, "sum")
+        vectors_up, bytes_up, vectors_down, bytes_down = sent.T
         if self.writer:
             start = time.perf_counter()
             columns = {
@@ -55,9 +57,9 @@ class Recorder:
                 "seconds": np.array(seconds),
                 "train_loss": loss,
                 "vectors_up": vectors_up,
-                "vectors_down": names_down * participants,
+                "vectors_down": vectors_down,
                 "bytes_up": bytes_up,
-                "bytes_down": bytes_down * participants,
+                "bytes_down": bytes_down,
             }
             self.writer.rounds(plan.first, columns | {f"coins_{name}": fell for name, fell in plan.coins.items()})
             self.write_seconds += time.perf_counter() - start
@@ -158,9 +160,9 @@ def run_attributes(engine: Engine, hosts: Sequence[str], seed: int, algorithm: s
     }
 
 
-def _sizes(account: Account) -> tuple[int, int, int, int, int]:
-    up = [sum(column) for column in zip(*account.up, strict=True)] or [0, 0]
-    return account.kind, up[0], up[1], len(account.down), sum(account.down.values())
+def _total(sent: Sequence[tuple[int, int]]) -> list[int]:
+    """[vectors, bytes] of all that an account lists."""
+    return [sum(column) for column in zip((0, 0), *sent, strict=True)]
 
 
 def _stretches(ids: np.ndarray) -> list[tuple[int, int]]:

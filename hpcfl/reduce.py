@@ -7,21 +7,28 @@ finds. (Idea: Demmel and Nguyen, "Parallel reproducible summation", IEEE Trans. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.comm import Comm
+from hpcfl.comm import Comm, Op
 from hpcfl.errors import Diverged
 
 BITS = 51  # of one rounded value: x + 1.5 * 2^52 grid rounds x to the grid when |x| <= 2^51 grid
 SUM_BITS = 62  # of their sum in an int64
 CACHE = 1 << 16  # float64 values per piece of work on the CPU: stays in the second-level cache
 LARGEST = 2.0**900  # beyond it the grid's own arithmetic would overflow
+
+
+class Reducer(Protocol):
+    """What sums go over: a communicator, or the communicators of several clusters, one per row of the array."""
+
+    def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
+        """Collective: reduces a contiguous array in place."""
 
 
 def magnitude(rows: Tensor) -> Tensor:
@@ -34,64 +41,67 @@ def magnitude(rows: Tensor) -> Tensor:
     return torch.maximum(-low, high).to(torch.float64)
 
 
-def reproducible_sum(
-    comm: Comm,
-    rows: Sequence[Tensor],
-    clients: Sequence[np.ndarray],
-    weights: Sequence[Tensor] | None,
-    participants: int,
-    device: torch.device,
-    magnitudes: Sequence[Tensor] | None = None,
-) -> Tensor:
-    """Collective over comm: sum over all participants of weight * row, the same bits for any layout.
+@dataclass
+class Terms:
+    """This rank's terms of one or several sums over clients; a rank may have none."""
 
-    rows: pieces [c, P] of this rank's participants, on its device, none where it has no participants; clients: their
-    ids, piece by piece; weights: pieces [c, 1] of float64, None for ones; participants: number over all ranks (sets the
-    headroom of the integers); magnitudes: ``magnitude`` of each piece where it is known already.
-    Returns float64 [P]; the error of a term is at most 2^-51 of the largest term (up to 2048 participants).
+    rows: Sequence[Tensor]  # pieces [c, P], on the rank's device
+    clients: Sequence[np.ndarray]  # pieces [c]: ids
+    weights: Sequence[Tensor] | None = None  # pieces [c, 1] of float64; None: ones
+    magnitudes: Sequence[Tensor] | None = None  # ``magnitude`` of each piece, where it is known already
+    sums: int = 1  # S: how many sums
+    into: Sequence[np.ndarray] | None = None  # pieces [c]: the sum that a row belongs to, 0..S-1; None: one sum
+
+
+def reproducible_sum(comm: Reducer, terms: Terms, participants: np.ndarray | int, device: torch.device) -> Tensor:
+    """Collective over comm: sums over all participants of weight * row, the same bits for any layout.
+
+    participants: number over all ranks, of each sum [S] (sets the headroom of the integers).
+    Returns float64 [S, P]; the error of a term is at most 2^-51 of its sum's largest term (up to 2048 participants).
     Raises Diverged on all ranks, with the lowest client id, when a value is not finite.
     """
-    if magnitudes is None:
-        magnitudes = [magnitude(piece) for piece in rows]
-    if weights is not None:
-        magnitudes = [m * w.squeeze(1).abs() for m, w in zip(magnitudes, weights, strict=True)]
-    top, columns = _agree(comm, rows, magnitudes, clients)
+    magnitudes = [magnitude(piece) for piece in terms.rows] if terms.magnitudes is None else terms.magnitudes
+    if terms.weights is not None:
+        magnitudes = [m * w.squeeze(1).abs() for m, w in zip(magnitudes, terms.weights, strict=True)]
+    top, columns = _agree(comm, terms, magnitudes)
     grid = _grid(top, participants)
     magic = 1.5 * 2.0**52 * grid  # adding it rounds to the grid; the bit pattern of the sum counts grid units
-    total = torch.zeros(columns, dtype=torch.int64, device=device)
-    count = sum(len(piece) for piece in rows)
-    most = max((len(piece) for piece in rows), default=0)
-    width = columns if device.type != "cpu" else min(columns, CACHE // max(1, most) or 1)
+    total = torch.zeros(terms.sums, columns, dtype=torch.int64, device=device)
+    most = max((len(piece) for piece in terms.rows), default=0)
+    width = max(1, columns if device.type != "cpu" else min(columns, CACHE // max(1, most)))
     scratch = torch.empty(most * width, dtype=torch.float64, device=device)
-    for k, piece in enumerate(rows):
+    for k, piece in enumerate(terms.rows):
+        into = None if terms.into is None else to_device(terms.into[k], device)
+        shift = float(magic[0]) if terms.into is None else to_device(magic[terms.into[k], None], device)
         for a in range(0, columns, width):
             part = piece[:, a : a + width]
             values = scratch[: part.numel()].view(part.shape).copy_(part)
-            if weights is not None:
-                values *= weights[k]
-            values += magic
-            total[a : a + width] += values.view(torch.int64).sum(0)
-    total -= _wrap(count * int(np.float64(magic).view(np.int64)))
-    return to_device(_allreduced(comm, total), device).to(torch.float64) * grid
+            if terms.weights is not None:
+                values *= terms.weights[k]
+            values += shift
+            if into is None:
+                total[0, a : a + width] += values.view(torch.int64).sum(0)
+            else:
+                total[:, a : a + width].index_add_(0, into, values.view(torch.int64))
+    with np.errstate(over="ignore"):  # modulo 2^64, like the sums
+        excess = _counts(terms) * magic.view(np.int64)
+    total -= to_device(excess[:, None], device)
+    return to_device(_allreduced(comm, total), device).to(torch.float64) * to_device(grid[:, None], device)
 
 
-def float64_sum(
-    comm: Comm,
-    rows: Sequence[Tensor],
-    clients: Sequence[np.ndarray],
-    weights: Sequence[Tensor] | None,
-    participants: int,
-    device: torch.device,
-    magnitudes: Sequence[Tensor] | None = None,
-) -> Tensor:
+def float64_sum(comm: Reducer, terms: Terms, participants: np.ndarray | int, device: torch.device) -> Tensor:
     """Collective over comm: as ``reproducible_sum``, but plain addition: faster, the last bits depend on the layout."""
-    _, columns = _agree(comm, rows, [], [])
-    total = torch.zeros(columns, dtype=torch.float64, device=device)
-    for k, piece in enumerate(rows):
-        total += piece.sum(0, dtype=torch.float64) if weights is None else (piece * weights[k]).sum(0)
+    _, columns = _agree(comm, terms, [])
+    total = torch.zeros(terms.sums, columns, dtype=torch.float64, device=device)
+    for k, piece in enumerate(terms.rows):
+        values = piece if terms.weights is None else piece * terms.weights[k]
+        if terms.into is None:
+            total[0] += values.sum(0, dtype=torch.float64)
+        else:
+            total.index_add_(0, to_device(terms.into[k], device), values.to(torch.float64))
     host = _allreduced(comm, total)
     if not np.isfinite(host).all():
-        _agree(comm, rows, [magnitude(piece) for piece in rows], clients)
+        _agree(comm, terms, [magnitude(piece) for piece in terms.rows])
     return to_device(host, device)
 
 
@@ -121,37 +131,43 @@ def to_host(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().cpu().numpy()
 
 
-def _allreduced(comm: Comm, total: Tensor) -> np.ndarray:
+def _allreduced(comm: Reducer, total: Tensor) -> np.ndarray:
     host = to_host(total)
     comm.allreduce(host, "sum")
     return host
 
 
-def _agree(
-    comm: Comm, rows: Sequence[Tensor], magnitudes: Sequence[Tensor], clients: Sequence[np.ndarray]
-) -> tuple[float, int]:
-    """Collective: the largest magnitude and the number of columns over all ranks, some of which may have no rows.
+def _agree(comm: Reducer, terms: Terms, magnitudes: Sequence[Tensor]) -> tuple[np.ndarray, int]:
+    """Collective: each sum's largest magnitude [S], and the number of columns; some ranks may have no rows.
 
     A NaN becomes inf first, since MPI.MAX may lose it.
     """
-    mine = to_host(torch.cat(list(magnitudes))) if magnitudes else np.zeros(0)
-    mine = np.where(np.isfinite(mine) & (mine < LARGEST), mine, np.inf)
-    most = np.array([mine.max(initial=0.0), rows[0].shape[1] if rows else 0])
+    most = np.zeros((terms.sums, 3))  # magnitude, columns, minus the lowest client with a value that is not finite
+    most[:, 1] = terms.rows[0].shape[1] if terms.rows else 0
+    most[:, 2] = -np.inf
+    if magnitudes:
+        mine = to_host(torch.cat(list(magnitudes)) if len(magnitudes) > 1 else magnitudes[0])
+        fine = np.abs(mine) < LARGEST
+        into = np.zeros(len(mine), np.int64) if terms.into is None else np.concatenate(terms.into)
+        np.maximum.at(most[:, 0], into[fine], mine[fine])
+        if not fine.all():
+            np.maximum.at(most[:, 2], into[~fine], -np.concatenate(terms.clients)[~fine].astype(np.float64))
     comm.allreduce(most, "max", "wait")
-    if np.isinf(most[0]):
-        ids = np.concatenate(clients) if clients else np.zeros(0, np.int64)
-        first = np.array([ids[np.isinf(mine)].min(initial=np.iinfo(np.int64).max)])
-        comm.allreduce(first, "min")
-        raise Diverged(f"client {first[0]}: what it sends is not finite")
-    return float(most[0]), int(most[1])
+    lowest = -most[:, 2].max(initial=-np.inf)
+    if np.isfinite(lowest):
+        raise Diverged(f"client {lowest:.0f}: what it sends is not finite")
+    return most[:, 0], int(most[:, 1].max(initial=0))
 
 
-def _grid(top: Any, participants: int) -> Any:
+def _counts(terms: Terms) -> np.ndarray:
+    """[S] number of this rank's rows in each sum."""
+    if terms.into is None:
+        return np.array([sum(len(piece) for piece in terms.rows)])
+    into = np.concatenate(terms.into) if terms.into else np.zeros(0, np.int64)
+    return np.bincount(into, minlength=terms.sums)
+
+
+def _grid(top: np.ndarray, participants: np.ndarray | int) -> np.ndarray:
     """The power of two that values up to ``top`` are rounded to; leaves headroom for the sum over the participants."""
-    bits = min(BITS, SUM_BITS - max(1, math.ceil(math.log2(max(participants, 1)))))
-    return np.ldexp(1.0, np.maximum(np.frexp(top)[1], -900) - bits)
-
-
-def _wrap(value: int) -> int:
-    """The representative of value modulo 2^64 in the range of int64."""
-    return (value + 2**63) % 2**64 - 2**63
+    headroom = np.maximum(1, np.frexp(np.maximum(np.asarray(participants), 1) - 1)[1])  # ceil(log2(participants))
+    return np.ldexp(1.0, np.maximum(np.frexp(top)[1], -900) - np.minimum(BITS, SUM_BITS - headroom))

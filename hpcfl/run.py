@@ -11,9 +11,10 @@ from hpcfl.algorithm import State
 from hpcfl.build import Built, build
 from hpcfl.comm import Comm
 from hpcfl.config import Job
+from hpcfl.engine import Engine
 from hpcfl.record import Recorder, run_attributes
 from hpcfl.results import ResultsWriter, Schema, new_run_folder
-from hpcfl.round import Engine, Round
+from hpcfl.round import Round
 from hpcfl.splits import SPLITS
 
 Progress = Callable[[int, Mapping[str, float] | None], None]  # (rounds done, means of an evaluation), on rank 0
@@ -28,7 +29,7 @@ def run(
     InputError before the first round, Diverged on all ranks when a loss or model is no longer finite.
     """
     built = build(job, world)
-    engine, algorithm = built.engine, job.algorithm
+    engine, algorithm = built.engine, built.algorithm
     state = algorithm.init(engine.task, engine.group)
     folder = world.from_root(lambda: new_run_folder(Path(job.run.out), job.name))
     writer = create_results(job, built, folder)
@@ -73,10 +74,10 @@ def create_results(job: Job, built: Built, folder: Path) -> ResultsWriter | None
             ranks=world.size,
             clusters=engine.topology.placement.clusters,
             classes=population.classes,
-            models=job.algorithm.evaluated,
+            models=built.algorithm.evaluated,
             splits=population.splits,
             metrics=engine.task.metrics,
-            exposed=job.algorithm.exposed,
+            exposed=built.algorithm.exposed,
             coins={name: len(p) for name, p in built.coordinator.coins.items()},
             dtype=job.run.dtype,
             parameters=list(zip(layout.names, layout.shapes, strict=True)) if job.run.save_models else None,

@@ -90,7 +90,8 @@ class Task:
 
         The gradient is a ``Gradient``, which acts as a tensor.
         """
-        self.module.train()
+        if not self.module.training:
+            self.module.train()
         write: Write
         if isinstance(self.batched, BatchedModel):
             loss, write = self._own_arithmetic(self.batched, w, batch)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from hpcfl.comm import Comm
+from hpcfl.comm import Comm, Op
 from hpcfl.placement import Placement
+
+
+class ClusterComm:
+    """Some of the clusters that this rank hosts, as one communicator: each reduces a row of its own."""
+
+    def __init__(self, comms: Sequence[Comm]):
+        """comms: one per cluster, in the order of cluster ids, which all ranks keep: so nothing can deadlock."""
+        self._spanning = [(row, comm) for row, comm in enumerate(comms) if comm.size > 1]
+
+    def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
+        """Collective over each cluster's ranks: reduces row k [...] of a contiguous array [clusters, ...] in place."""
+        for row, comm in self._spanning:
+            comm.allreduce(array[row : row + 1], op, phase)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Who talks to whom. Built once, collectively; ranks enter cluster collectives in the order of cluster ids."""
+    """Who talks to whom. Built once, collectively."""
 
     world: Comm
     node: Comm
@@ -27,8 +41,11 @@ class Topology:
         clusters = {int(c): world.group(placement.hosts(c).tolist()) for c in hosted}
         return cls(world, node, placement, clusters)
 
-    def cluster_collectives(self, only: np.ndarray | None) -> Iterator[tuple[int, Comm]]:
-        """The hosted clusters whose entry of only [K] is true (None: all), in the order that avoids a deadlock."""
-        for cluster, comm in self.clusters.items():
-            if only is None or only[cluster]:
-                yield cluster, comm
+    @cached_property
+    def hosted(self) -> np.ndarray:
+        """[H] ids of the clusters that this rank hosts, ascending."""
+        return np.array(list(self.clusters), np.int64)
+
+    def communicator(self, clusters: np.ndarray) -> ClusterComm:
+        """Of some of the hosted clusters, ascending ids."""
+        return ClusterComm([self.clusters[c] for c in clusters.tolist()])

@@ -35,6 +35,8 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """[..., P] -> one view [..., *shape] per parameter, sharing memory."""
+        if len(self.shapes) == 1:
+            return [flat.view(*flat.shape[:-1], *self.shapes[0])]
         pieces = torch.split(flat, self.sizes, dim=-1)
         return [p.view(*flat.shape[:-1], *shape) for p, shape in zip(pieces, self.shapes, strict=True)]
 

@@ -15,12 +15,13 @@ from hpcfl import rng
 from hpcfl.algorithm import RoundDecision, State
 from hpcfl.build import Population, make_group
 from hpcfl.comm import Comm
+from hpcfl.engine import Engine
 from hpcfl.evaluate import personal_models
 from hpcfl.group import pack
 from hpcfl.models import Spec
 from hpcfl.models.dense import Linear
 from hpcfl.placement import place
-from hpcfl.round import Account, Engine, Round
+from hpcfl.round import Account, Round
 from hpcfl.splits import TRAIN
 from hpcfl.task import Task
 from hpcfl.topology import Topology

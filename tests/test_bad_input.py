@@ -47,6 +47,20 @@ WRONG_SETTINGS = [
     (["partition.clients=5000"], "5000"),
     (["partition.test_share=1.0"], "partition.test_share = 1.0: expected less than 1"),
     (['partition={name="natural"}'], "client"),
+    (["partition.clusters=0"], "partition.clusters = 0: expected greater than or equal to 1"),
+    (["partition.clusters=[]"], "partition.clusters = []: expected a list that is not empty or a whole number"),
+    (["partition.clusters=41"], "partition.clusters = 41: more clusters than clients (partition.clients = 40)"),
+    (
+        ["partition.clusters=[20, 21]"],
+        "partition.clusters = [20, 21]: sizes that sum up to 41; expected 40 (partition.clients = 40)",
+    ),
+    (["partition.clusters=2", 'partition.cluster_file="c.csv"'], "give one of the two, not both"),
+    (['partition.cluster_file="nowhere.csv"'], 'partition.cluster_file = "nowhere.csv": no such file (/'),
+    (['partition.cluster_file="setup.cfg"'], 'partition.cluster_file = "setup.cfg": the header is "[metadata]"'),
+    (
+        ['data={name="hierarchical-logistic", clients=9, clusters=10}', 'partition={name="natural"}'],
+        "data.clusters = 10, data.clients = 9: more clusters than clients",
+    ),
     (['model={name="linear"}'], 'model.name = "linear": is a regression, but the data have 10 classes'),
     (
         ['model={name="cnn", channels=[2, 2, 2, 2]}'],

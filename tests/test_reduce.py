@@ -11,7 +11,7 @@ from helpers import CPU, on_ranks, same_bits
 
 from hpcfl.comm import Comm
 from hpcfl.errors import Diverged
-from hpcfl.reduce import column_sums, float64_sum, magnitude, reproducible_sum
+from hpcfl.reduce import Terms, column_sums, float64_sum, magnitude, reproducible_sum
 
 DTYPES = [torch.float32, torch.float64]
 SUMS = [reproducible_sum, float64_sum]
@@ -29,7 +29,7 @@ def total(rows, weights=None, function=reproducible_sum, comm=None, participants
     """The sum of one piece on one rank."""
     weights = None if weights is None else [weights]
     n = len(rows) if participants is None else participants
-    return function(comm or Comm(), [rows], [np.arange(len(rows))], weights, n, CPU, **options)
+    return function(comm or Comm(), Terms([rows], [np.arange(len(rows))], weights, **options), n, CPU)[0]
 
 
 def spread(rows, weights, ranks, seed, function=reproducible_sum):
@@ -47,7 +47,7 @@ def spread(rows, weights, ranks, seed, function=reproducible_sum):
     def rank(comm):
         mine = pieces[comm.rank]
         theirs = None if weights is None else [weights[p] for p in mine]
-        return function(comm, [rows[p] for p in mine], mine, theirs, len(rows), CPU)
+        return function(comm, Terms([rows[p] for p in mine], mine, theirs), len(rows), CPU)[0]
 
     return on_ranks(ranks, rank)
 
@@ -170,7 +170,7 @@ def test_divergence_is_raised_by_all_ranks(function, weighted, where, value, dty
     def rank(comm):
         mine = slice(5 * comm.rank, 5 * comm.rank + 5)
         theirs = [weights[mine]] if weighted else None
-        return function(comm, [rows[mine]], [10 * comm.rank + np.arange(5)], theirs, 15, CPU)
+        return function(comm, Terms([rows[mine]], [10 * comm.rank + np.arange(5)], theirs), 15, CPU)[0]
 
     errors = on_ranks(3, rank, fails=Diverged)
     assert {str(error) for error in errors} == {f"client {10 * where + 3}: what it sends is not finite"}
@@ -188,8 +188,8 @@ def test_ranks_without_rows(function, holder):
 
     def rank(comm):
         if comm.rank == holder:
-            return function(comm, [rows[:3], rows[3:]], [np.arange(3), np.arange(3, 8)], None, 8, CPU)
-        return function(comm, [], [], None, 8, CPU)
+            return function(comm, Terms([rows[:3], rows[3:]], [np.arange(3), np.arange(3, 8)]), 8, CPU)[0]
+        return function(comm, Terms([], []), 8, CPU)[0]
 
     for found in on_ranks(3, rank):
         np.testing.assert_allclose(found, exact(rows), rtol=1e-12)

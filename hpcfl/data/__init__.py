@@ -24,7 +24,8 @@ class Dataset:
     x: [n, ...] uint8, float32 or float64, finite. y: [n] int64 class labels in 0..classes-1, or float32/float64
     (regression, ``classes`` None). client: [n] int64, the natural client of each sample, 0..N-1. cluster: [N] int64,
     the natural cluster of each natural client. split: [n] uint8 of TRAIN, VALIDATION, TEST, where the set brings its
-    own. The model sees ``x * scale + shift``: uint8 images are normalised on the device. Raises InputError.
+    own. The model sees ``x * scale + shift``: uint8 images are normalised on the device. truth: [N, P] float64, the
+    true parameters of each natural client, where they are known. Raises InputError.
     """
 
     x: np.ndarray
@@ -35,6 +36,7 @@ class Dataset:
     split: np.ndarray | None = None
     scale: float = 1.0
     shift: float = 0.0
+    truth: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -72,6 +74,18 @@ class Dataset:
         if self.client is not None:
             _check_column("client", self.client, len(self.x), (np.int64,))
             _check_range("client", self.client, clients, "client numbers")
+        if self.truth is not None:
+            self._check_truth(self.truth)
+
+    def _check_truth(self, truth: np.ndarray) -> None:
+        if self.client is None:
+            _fail("truth is given without client; it holds the true parameters of natural clients")
+        clients = int(self.client.max()) + 1 if self.cluster is None else len(self.cluster)
+        if truth.dtype != np.float64:
+            _fail(f"truth is {truth.dtype}; expected float64")
+        if truth.ndim != 2 or len(truth) != clients or truth.shape[1] == 0:
+            _fail(f"truth has shape {list(truth.shape)}; expected [{clients}, parameters], a row per natural client")
+        _check_finite("truth", truth)
 
 
 def _check_column(name: str, column: np.ndarray, length: int, dtypes: tuple[type, ...]) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 
 from hpcfl.data import Dataset
 from hpcfl.errors import InputError
-from hpcfl.options import Count, OpenShare
+from hpcfl.options import Count, OpenShare, Sizes
+from hpcfl.partition.clusters import check_numbers, cut, read_clusters
 from hpcfl.rng import Purpose, stream
 from hpcfl.splits import TEST, TRAIN, VALIDATION
 
@@ -26,7 +27,7 @@ class Shares:
     """Who owns which sample, and for what.
 
     client: [n] int64 owner of each sample. split: [n] uint8 TRAIN, VALIDATION, TEST. cluster: [N] int64 cluster of each
-    client (zeros where there are no clusters).
+    client, 0..K-1 without gaps (zeros where there are no clusters).
     """
 
     client: np.ndarray
@@ -51,15 +52,25 @@ class Partition:
     validation_share: share of a client's training samples kept for validation. Both counts are rounded to the nearest.
     min_samples: training samples that every client must have. Training comes first: a test takes at least one sample
     of a client, but none that training needs, so a client with just min_samples samples (1: a single one) has no test.
+    clusters: so many clusters of nearly equal size, of clients with consecutive numbers; or the size of each. Absent:
+    those of cluster_file, else those that the data know, else one.
+    cluster_file: CSV file, relative to the current folder, with the header client,cluster and a line per client.
+    Clusters are numbers 0, 1, ... or names, which are numbered in alphabetical order.
     """
 
     test_share: OpenShare | None = None
     validation_share: OpenShare = 0.0
     min_samples: Count = 1
+    clusters: Count | Sizes | None = None
+    cluster_file: str | None = None
 
-    def clusters(self, data: Dataset) -> np.ndarray:
-        """Cluster of each client: [N] int64; its length is the number of clients."""
-        raise InputError(f"partition {type(self).__name__}: defines no clusters(data); derive it from Dealt")
+    def __post_init__(self) -> None:
+        if self.clusters is not None and self.cluster_file is not None:
+            raise InputError("partition.clusters and partition.cluster_file: give one of the two, not both")
+
+    def natural_clusters(self, data: Dataset) -> np.ndarray:
+        """Cluster of each client as the data know it: [N] int64; its length is the number of clients."""
+        raise InputError(f"partition {type(self).__name__}: defines no natural_clusters(data); derive it from Dealt")
 
     def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
         """Owner of each sample: [n] int64. part: [n] uint8, the data's own split where it is used, else all TRAIN."""
@@ -85,7 +96,7 @@ class Dealt(Partition):
 
     clients: Count
 
-    def clusters(self, data: Dataset) -> np.ndarray:
+    def natural_clusters(self, data: Dataset) -> np.ndarray:
         return np.zeros(self.clients, np.int64)
 
 
@@ -102,7 +113,7 @@ def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
         _check_own_split(partition, own)
     if isinstance(partition, Dealt):
         _check_feasible(partition, part)
-    cluster = partition.clusters(data)
+    cluster = _clusters(partition, data)
     owner = partition.owners(data, part, seed)
     if owner.shape != part.shape or owner.dtype.kind not in "iu" or owner.min() < 0 or owner.max() >= len(cluster):
         raise InputError(
@@ -113,6 +124,22 @@ def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
     shares = Shares(owner.astype(np.int64, copy=False), split, cluster)
     _check_clients(partition, shares, own is not None)
     return shares
+
+
+def _clusters(partition: Partition, data: Dataset) -> np.ndarray:
+    """Cluster of each client [N]: those that the user asks for, else the natural ones."""
+    natural = partition.natural_clusters(data)
+    clients = len(natural)
+    known = f"partition.clients = {clients}" if isinstance(partition, Dealt) else f"the data have {clients} clients"
+    if partition.clusters is not None:
+        return cut(partition.clusters, clients, known)
+    if partition.cluster_file is not None:
+        return read_clusters(partition.cluster_file, clients, known)
+    try:
+        check_numbers(natural)
+    except InputError as error:
+        raise InputError(f"data: {error}, or set partition.clusters or partition.cluster_file") from None
+    return natural
 
 
 def _split(

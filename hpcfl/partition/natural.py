@@ -17,7 +17,7 @@ from hpcfl.registry import register
 class Natural(Partition):
     """Client k of the data is client k of the run, with its cluster where the data know clusters."""
 
-    def clusters(self, data: Dataset) -> np.ndarray:
+    def natural_clusters(self, data: Dataset) -> np.ndarray:
         client = _clients(data)
         return np.zeros(client.max() + 1, np.int64) if data.cluster is None else data.cluster
 
@@ -29,6 +29,6 @@ def _clients(data: Dataset) -> np.ndarray:
     if data.client is None:
         raise InputError(
             'partition.name = "natural": this data set has no natural clients; use "iid", "classes" or "dirichlet", '
-            'or data that have them (data.name = "synthetic", or "file" with an array "client")'
+            'or data that have them (data.name = "synthetic", "hierarchical-linear", or "file" with an array "client")'
         )
     return data.client

@@ -247,7 +247,7 @@ def test_only_w_travels(average, up):
         n = len(cohort or DATA)
         assert account.kind == GLOBAL
         assert account.up == [(n, n * 3 * 4)] * up  # 3 parameters of 4 bytes
-        assert account.down == {"w": 3 * 4}
+        assert account.down == [(n, n * 3 * 4)]
 
 
 def test_training_loss_is_that_of_the_personal_model_before_the_step():

@@ -20,7 +20,7 @@ from hpcfl.comm import Comm, world
 from hpcfl.config import Job, resolve
 from hpcfl.models import Spec
 from hpcfl.registry import register
-from hpcfl.round import Engine
+from hpcfl.engine import Engine
 from hpcfl.run import run
 
 

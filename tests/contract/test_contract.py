@@ -91,7 +91,7 @@ def test_three_rounds(case, dtype):
 class Watched(Round):
     """A round that notices when a client's work changes what it was given."""
 
-    def clients(self, work, state):
+    def clients(self, work, state, **options):
         def watched(block, own):
             given = {**own, **{f"shared {name}": state.shared[name] for name in state.shared}}
             copies = {name: values.clone() for name, values in given.items()}
@@ -100,7 +100,7 @@ class Watched(Round):
                 assert same_bits(values, copies[name]), f"{name} was written to"
             return out
 
-        return super().clients(watched, state)
+        return super().clients(watched, state, **options)
 
 
 @every_algorithm

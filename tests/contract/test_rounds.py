@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import decide, least_squares, make_engine, on_ranks, same_bits
 
+import hpcfl.round
 from hpcfl.algorithm import State
 from hpcfl.algorithms.local import Local
 from hpcfl.errors import Diverged
@@ -85,16 +86,20 @@ def test_cluster_means(dtype, ranks, by):
     only = np.array([True, True, True])
 
     def form(r: Round, sent: dict[str, Sent]):
-        means = r.cluster_mean(sent["x"], by=sent["k"] if by == "k" else by, only=only)
-        return r._engine.group, means.rows(
-            r._engine.group.cluster, torch.full((r._engine.group.clients, 3), -1.0, dtype=dtype)
-        )
+        return r.cluster_mean(sent["x"], by=sent["k"] if by == "k" else by, only=only), r.account
 
-    for group, rows in on_ranks(ranks, lambda comm: probed(dtype, form, participants, comm, block=2)):
-        for cluster, row in zip(group.cluster, rows, strict=True):
+    found, seen = on_ranks(ranks, lambda comm: probed(dtype, form, participants, comm, block=2)), set()
+    for means, account in found:
+        assert account.kind == hpcfl.round.CLUSTER
+        for cluster in means.clusters.tolist():
             members = participants[CLUSTER[participants] == cluster]
-            right = expected_mean(members, weights[members]) if len(members) else [-1.0] * 3
-            np.testing.assert_allclose(row, right, rtol=1e-6)
+            right = expected_mean(members, weights[members])
+            np.testing.assert_allclose(means.rows(np.array([cluster, cluster])), [right, right], rtol=1e-6)
+        seen |= set(means.clusters.tolist())
+        with pytest.raises(KeyError, match="cluster 2"):
+            means.rows(np.array([2]))
+    assert seen == {0, 1}
+    assert sum(vectors for _, account in found for vectors, _ in account.up) == len(participants)
 
 
 def test_weights_that_sum_to_zero():

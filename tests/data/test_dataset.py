@@ -13,6 +13,7 @@ GOOD = {
     "client": np.array([0, 1, 1, 0]),
     "cluster": np.array([1, 0]),
     "split": np.array([TRAIN, VALIDATION, TEST, TRAIN], np.uint8),
+    "truth": np.array([[0.5, -1.0, 2.0], [0.0, 1.0, 1.0]]),
 }
 
 
@@ -20,7 +21,9 @@ def test_good_sets_pass():
     assert len(Dataset(**GOOD)) == 4
     Dataset(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 9]), 10, scale=1 / 255)
     Dataset(np.zeros((1, 1)), np.array([-2.5], np.float32), None)
-    Dataset(**GOOD | {"cluster": np.array([0, 0, 0])})  # a client without samples: the partition's concern
+    Dataset(**GOOD | {"cluster": None})
+    more = {"cluster": np.array([0, 0, 0]), "truth": np.zeros((3, 1))}
+    Dataset(**GOOD | more)  # a client without samples: the partition's concern
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,13 @@ def test_good_sets_pass():
         ({"split": np.array([0, 1, 2, 3], np.uint8)}, "split[3] = 3; expected 0 train, 1 validation, 2 test: 0..2"),
         ({"split": np.array([0, 1, 2, 0])}, "split is int64; expected uint8"),
         ({"scale": float("nan")}, "scale = nan"),
+        ({"client": None, "cluster": None}, "truth is given without client"),
+        ({"truth": np.zeros((2, 3), np.float32)}, "truth is float32; expected float64"),
+        ({"truth": np.zeros((3, 3))}, "truth has shape [3, 3]; expected [2, parameters], a row per natural client"),
+        ({"truth": np.zeros((1, 3)), "cluster": None}, "truth has shape [1, 3]; expected [2, parameters]"),
+        ({"truth": np.zeros(2)}, "truth has shape [2]; expected [2, parameters]"),
+        ({"truth": np.zeros((2, 0))}, "truth has shape [2, 0]; expected [2, parameters]"),
+        ({"truth": np.array([[0, 1], [np.inf, 2]])}, "truth[1, 0] = inf; expected finite"),
     ],
 )
 def test_wrong_arrays_are_named(wrong, message):

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from hpcfl.algorithm import LocalSGD
+from hpcfl.engine import Engine
 from hpcfl.group import Group
-from hpcfl.round import Engine, Sent
+from hpcfl.round import Sent
 from hpcfl.task import Task
 from hpcfl.topology import Topology
 

@@ -188,7 +188,7 @@ def test_a_plugins_mistakes_are_named():
     data = dataset(10)
     with pytest.raises(InputError, match=r"Wrong: owners\(\) gave int64 \[10\]; expected \[10\] integers in 0..2"):
         deal(Wrong(clients=3), data, 0)
-    with pytest.raises(InputError, match="defines no clusters"):
+    with pytest.raises(InputError, match=r"defines no natural_clusters\(data\)"):
         deal(Partition(), data, 0)
     with pytest.raises(InputError, match="defines no owners"):
         deal(Dealt(clients=2), data, 0)

@@ -1,0 +1,31 @@
+"""Rows of arrays with one row per client, copied only where they are not consecutive."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from hpcfl.reduce import to_device
+
+
+Index = slice | np.ndarray
+
+
+def compact(rows: np.ndarray) -> Index:
+    """The rows as a slice where they are consecutive."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def take(values: Tensor, rows: Index) -> Tensor:
+    """These rows: a view for a slice (nobody writes into it)."""
+    return values[rows] if isinstance(rows, slice) else values.index_select(0, to_device(rows, values.device))
+
+
+def put(values: Tensor, rows: Index, new: Tensor) -> None:
+    """Writes these rows in place."""
+    if isinstance(rows, slice):
+        values[rows] = new
+    else:
+        values.index_copy_(0, to_device(rows, values.device), new)

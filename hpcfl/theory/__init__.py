@@ -1,0 +1,1 @@
+"""Theory: what the papers predict, as plain functions of an experiment's numbers."""

@@ -110,6 +110,7 @@ class Descent(Work):
     def minibatch(self) -> int | None:
         return self.batch_size
 
+
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Descent):
     """Options of the algorithms whose clients take several local steps per round: a mixin."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from hpcfl import rng
-from hpcfl.algorithm import Descent, Work
+from hpcfl.algorithm import Descent, Rows, Work
 from hpcfl.group import Group, bucket
-from hpcfl.rows import Index, compact
+from hpcfl.reduce import to_device
+from hpcfl.rows import Index, compact, take
 from hpcfl.splits import TRAIN
 from hpcfl.task import Batch, Task
 
@@ -41,40 +42,42 @@ def padded_batch(samples: np.ndarray, batch_size: int | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ClusterMeans:
-    """The means that this rank's clusters formed in a round. Given to clients, each reads that of its cluster."""
+    """The means that clusters formed in a round. Given to clients, each reads that of its cluster."""
 
-    clusters: np.ndarray  # [H] ids, ascending
-    values: Tensor  # [H, P]
-
-    def rows(self, cluster: np.ndarray) -> Tensor:
-        """[C, P]: the mean of cluster[i] in row i. Raises KeyError for a cluster that formed none."""
-        place = np.searchsorted(self.clusters, cluster)
-        if len(place) and (place[-1] >= len(self.clusters) or (self.clusters.take(place, mode="clip") != cluster).any()):
-            missing = np.setdiff1d(cluster, self.clusters)
-            raise KeyError(f"no mean was formed by cluster {', '.join(map(str, missing))}")
-        return self.values.index_select(0, torch.from_numpy(place).to(self.values.device))
+    clusters: np.ndarray  # [H] ids of the clusters that this rank hosts, ascending
+    formed: np.ndarray  # [H] bool
+    values: Tensor  # [H, P], anything where none was formed
 
 
 Given = Mapping[str, Tensor | ClusterMeans]  # what clients read: [P], or one per cluster
 
 
 class Received(Mapping[str, Tensor]):
-    """The shared state as the clients of a block see it; notes what they read: that is what a server would have sent."""
+    """The shared state as a block's clients see it; notes what they read: that is what a server would have sent."""
 
-    def __init__(self, shared: Given, cluster: np.ndarray, names: set[str]):
-        """cluster: of the block's clients [C]. names: where the names of what is read are noted."""
-        self._shared, self._cluster, self._names = shared, cluster, names
+    def __init__(self, shared: Given, members: Members):
+        self._shared, self._members = shared, members
+        self._read: dict[tuple[str, str], tuple[int, int]] = {}  # name and readers -> vectors, bytes
+        self.readers = "all", members.real  # who reads now, and their number
 
     def __getitem__(self, name: str) -> Tensor:
         value = self._shared[name]
-        self._names.add(name)
-        return value.rows(self._cluster) if isinstance(value, ClusterMeans) else value
+        vector = value.values[:1] if isinstance(value, ClusterMeans) else value
+        who, number = self.readers
+        self._read[name, who] = number, number * vector.numel() * vector.element_size()
+        if isinstance(value, ClusterMeans):
+            return value.values.index_select(0, self._members.cluster_place)
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shared)
 
     def __len__(self) -> int:
         return len(self._shared)
+
+    def received(self) -> list[tuple[int, int]]:
+        """(vectors, bytes) of everything that was read."""
+        return list(self._read.values())
 
 
 class Members:
@@ -98,12 +101,9 @@ class Members:
         return compact(self.rows)
 
     @cached_property
-    def _real(self) -> Index:
+    def real_place(self) -> Index:
+        """Positions in the group without the repeated rows."""
         return compact(self.rows[: self.real])
-
-    def positions(self, chosen: Index) -> Index:
-        """Positions in the group of some of the members."""
-        return self._real if isinstance(chosen, slice) else self.rows[chosen]
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -112,6 +112,11 @@ class Members:
     @cached_property
     def cluster(self) -> np.ndarray:
         return self.group.cluster[self.rows]
+
+    @cached_property
+    def cluster_place(self) -> Tensor:
+        """[C] place of each client's cluster among those of the group."""
+        return to_device(np.searchsorted(self.group.clusters, self.cluster), self.task.device)
 
     @cached_property
     def samples(self) -> np.ndarray:
@@ -127,11 +132,8 @@ class Members:
         """[C] minibatches of an epoch."""
         return -(-self.samples // (self.batch or self.samples))
 
-    def part(self, chosen: np.ndarray) -> Members:
-        """A block of these members alone, given by their positions in this one, ascending."""
-        padding = np.repeat(chosen[-1:], max(0, self.task.least - len(chosen)))
-        rows = self.rows[np.concatenate([chosen, padding])]
-        return Members(self.task, self.group, self.work, rows, len(chosen), steps=self.steps, batch=self.batch)
+
+Step = Callable[["Block", Rows], Rows]
 
 
 class Block:
@@ -141,14 +143,14 @@ class Block:
     the round gave the clients to read.
     """
 
-    def __init__(self, members: Members, shared: Given, names: set[str], *, seed: int, round: int):
-        """names: as for ``Received``."""
+    def __init__(self, members: Members, shared: Given, *, seed: int, round: int):
         self._members, self._seed, self._round = members, seed, round
         self._task, self._group = members.task, members.group
         self.rows, self.real = members.rows, members.real
-        self.shared = Received(shared, members.cluster, names)
+        self.shared = Received(shared, members)
         self.steps = range(members.steps)
-        self.losses: list[Tensor] = []
+        self._losses: list[tuple[Tensor, np.ndarray | None]] = []  # [C], and whose count [C] (None: all)
+        self._counting: np.ndarray | None = None
         self._counted: Batch | None = None
         self._weights: tuple[bytes, Tensor] | None = None  # of the last batch: most have the same
         self._epoch: np.ndarray | None = None
@@ -166,11 +168,18 @@ class Block:
     def samples(self) -> np.ndarray:
         return self._members.samples
 
-    def each(self, values: np.ndarray, of: np.ndarray) -> Tensor:
-        """[C, 1] every client's entry of values [n], which never change; of: ids, cluster, or numbers 0..n-1 [C]."""
+    @property
+    def parameters(self) -> int:
+        """P, of one model."""
+        return self._task.layout.size
+
+    def each(self, values: np.ndarray | float) -> Tensor | float:
+        """[C, 1] every client's own of values [N], which never change; a number is the same for all."""
+        if isinstance(values, float):
+            return values
         kept = self._members.constants
         if id(values) not in kept:
-            mine = torch.from_numpy(values[of])[:, None].to(self._task.device, self._task.dtype)
+            mine = torch.from_numpy(values[self.ids, None]).to(self._task.device, self._task.dtype)
             kept[id(values)] = values, mine  # with the values, so that their id stays theirs
         return kept[id(values)][1]
 
@@ -219,16 +228,34 @@ class Block:
         """
         loss, gradient = self._task.gradient(w, batch)
         if batch is not self._counted:
-            self.losses.append(loss)
+            self._losses.append((loss, self._counting))
             self._counted = batch
         return gradient
 
-    def train_loss(self) -> Tensor:
-        """[C] float64: mean over the steps whose gradient was taken."""
-        total = self.losses[0].to(torch.float64, copy=len(self.losses) > 1)
-        for loss in self.losses[1:]:  # one by one: the order of torch's own sum over the steps may depend on C
+    def either(self, coins: np.ndarray, yes: Step, no: Step, own: Rows) -> Rows:
+        """yes(block, own) for the clients whose cluster's coin [K] came up, no(block, own) for the others."""
+        up = coins[self.cluster]
+        count = int(np.count_nonzero(up[: self.real]))
+        if count in (0, self.real):
+            return yes(self, own) if count else no(self, own)
+        found = []
+        for step, who, mine, number in ((yes, "yes", up, count), (no, "no", ~up, self.real - count)):
+            self._counting, self.shared.readers = mine, (who, number)
+            found.append(step(self, own))  # for all of them, which is cheaper than copies of some
+        self._counting, self.shared.readers = None, ("all", self.real)
+        which = to_device(up[:, None], self._task.device)
+        return {name: torch.where(which, values, found[1][name]) for name, values in found[0].items()}
+
+    def train_losses(self) -> list[tuple[Index, Tensor, np.ndarray | None]]:
+        """Positions in the group, mean losses [c] in float64, whose count [c] (None: all); [] without gradients."""
+        if not self._losses:
+            return []
+        total = self._losses[0][0].to(torch.float64, copy=len(self._losses) > 1)
+        for loss, _ in self._losses[1:]:  # one by one: the order of torch's own sum over the steps may depend on C
             total += loss
-        return total if len(self.losses) == 1 else total / len(self.losses)
+        real, mine = slice(0, self.real), self._losses[0][1]
+        mean = total if len(self._losses) == 1 else total / len(self._losses)
+        return [(self._members.real_place, take(mean, real), mine if mine is None else mine[real])]
 
     def _shuffle(self, epoch: np.ndarray) -> None:
         """Brings the order of every client's samples up to its epoch [C]."""

@@ -67,18 +67,19 @@ def build(job: Job, world: Comm) -> Built:
     cohort = job.run.cohort(clients)
     placement = place(population.cluster, population.count[:, TRAIN], world.size)
     neighbours = node.gather(world.rank)
-    parts = None
-    if source and neighbours:
-        data, shares = source
-        parts = [pack(data.x, data.y, shares.client, shares.split, placement.hosted(r)) for r in neighbours]
-    arrays = node.scatter_arrays(parts)
-    group = make_group(arrays, placement.hosted(world.rank), population, device, dtype)
     spec = Spec(population.shape, population.classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_for(job.run.seed, rng.Purpose.INIT))
         module = job.model.build(spec)
     l2 = getattr(job.model, "l2", 0.0)
     task = Task(module, spec.shape, spec.classes, l2=l2, backend=job.run.backend, device=device, dtype=dtype)
+    parts = None
+    if source and neighbours:
+        data, shares = source
+        truth = _truth(data, shares, task.layout.size)
+        parts = [pack(data.x, data.y, shares.client, shares.split, placement.hosted(r), truth) for r in neighbours]
+    arrays = node.scatter_arrays(parts)
+    group = make_group(arrays, placement.hosted(world.rank), population, device, dtype)
     topology = Topology.build(world, node, placement)
     engine = Engine(
         task, group, topology, job.algorithm, seed=job.run.seed, reduction=job.run.reduction, block=job.run.block
@@ -118,7 +119,15 @@ def make_group(
         scale=population.scale,
         shift=population.shift,
         dtype=dtype,
+        truth=torch.from_numpy(arrays["truth"]) if "truth" in arrays else None,
     )
+
+
+def _truth(data: Dataset, shares: Shares, parameters: int) -> np.ndarray | None:
+    """The clients' true parameters [N, P] where the clients are the data's own and the model has such parameters."""
+    if data.truth is None or data.client is None or data.truth.shape != (shares.n_clients, parameters):
+        return None
+    return data.truth if np.array_equal(shares.client, data.client) else None
 
 
 def _population(data: Dataset, shares: Shares) -> Population:
@@ -137,12 +146,14 @@ def _compare(world: Comm, source: tuple[Dataset, Shares] | None) -> None:
     digest = None
     if source:
         data, shares = source
+        arrays = (data.y, data.truth, shares.client, shares.split, shares.cluster)
         digest = hashlib.sha256(
-            b"".join(np.ascontiguousarray(a).tobytes() for a in (data.y, shares.client, shares.split))
+            b"".join(np.ascontiguousarray(a).tobytes() for a in arrays if a is not None)
         ).hexdigest()
     digests = world.gather(digest)
     different = digests is not None and len({d for d in digests if d}) > 1
     if world.bcast(different):
         raise InputError(
-            "data: the nodes of this job read different data; root or path must name the same files on all of them"
+            "data: the nodes of this job read different data or clusters; data.root, data.path and "
+            "partition.cluster_file must name the same files on all of them"
         )

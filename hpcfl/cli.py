@@ -50,12 +50,17 @@ def run(
 
 
 @app.command()
-def show(files: Files) -> None:
+def show(
+    files: Files,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Count consecutive averagings by coins (Async-L2GD) as one communication.")
+    ] = False,
+) -> None:
     """One table of any number of runs: accuracy or error, fairness, communication, time."""
     from hpcfl.analysis.table import table
 
     console = Console()
-    Console(width=max(console.width, 120)).print(table(files))  # narrower, its cells would be folded
+    Console(width=max(console.width, 132)).print(table(files, merged=merged))  # narrower, its cells would be folded
 
 
 @app.command()

@@ -2,20 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
 
-from hpcfl.algorithm import Work
+from hpcfl.algorithm import Weighting, Work
 from hpcfl.block import Block, Members, block_size, padded_batch
 from hpcfl.group import Group, cut
-from hpcfl.reduce import float64_sum, reproducible_sum
+from hpcfl.reduce import Segments, float64_sum, grid_bits, reproducible_sum, to_device
 from hpcfl.task import Task
 from hpcfl.topology import Topology
 
+T = TypeVar("T")
+Weights = Weighting | np.ndarray  # of the clients in a mean: by name, or one per client of the run [N]
 REDUCTIONS = {"reproducible": reproducible_sum, "float64": float64_sum}
+
+
+class Census:
+    """The participants of a round by cluster, and their weights."""
+
+    def __init__(self, topology: Topology, group: Group, participants: np.ndarray):
+        self.participants, self._topology, self._group = participants, topology, group
+        self._cluster = topology.placement.cluster[participants]
+        self.present = np.bincount(self._cluster, minlength=topology.placement.clusters)  # [K]
+        self.bits = grid_bits(self.present[topology.hosted])  # [H]
+        self.somewhere = self.present > 0  # [K]
+        self.hosted = self.present[topology.hosted] > 0  # [H]
+        self._kept: dict[tuple[str, int], tuple[object, Any]] = {}
+
+    def total(self, by: Weights) -> Tensor:
+        """[H, 1] float64: the weight of the participants of each cluster that this rank hosts."""
+        return self._totals(by)[0]
+
+    def total_of_all(self, by: Weights) -> float:
+        """The weight of all participants."""
+        return self._totals(by)[1]
+
+    def _totals(self, by: Weights) -> tuple[Tensor, float]:
+        weight = self._each(by)
+
+        def of() -> tuple[Tensor, float]:
+            mine = weight[self.participants].astype(np.float64)
+            total = np.bincount(self._cluster, mine, len(self.present))[self._topology.hosted]
+            return to_device(total[:, None], self._group.x.device), float(mine.sum())
+
+        return self._keep("total", weight, of)
+
+    def weights(self, by: Weights, ids: np.ndarray) -> Tensor | None:
+        """[c, 1] float64 of these clients; None where all weigh the same."""
+        if isinstance(by, str) and by == "client":
+            return None
+        weight = self._each(by)
+
+        def of() -> Tensor:
+            return to_device(weight[ids, None].astype(np.float64), self._group.x.device)
+
+        return self._keep("weights", weight, of) if ids is self._group.ids else of()
+
+    def segments(self, ids: np.ndarray) -> Segments:
+        """By the place of each client's cluster among those that this rank hosts."""
+
+        def of() -> Segments:
+            return Segments(np.searchsorted(self._topology.hosted, self._topology.placement.cluster[ids]))
+
+        return self._keep("segments", ids, of) if ids is self._group.ids else of()
+
+    def _each(self, by: Weights) -> np.ndarray:
+        placement = self._topology.placement
+        return by if isinstance(by, np.ndarray) else placement.samples if by == "sample" else placement.ones
+
+    def _keep(self, name: str, of: np.ndarray, make: Callable[[], T]) -> T:
+        """What was made before of the same array, which never changes."""
+        key = name, id(of)
+        if key not in self._kept:
+            self._kept[key] = of, make()  # with the array, so that its id stays its own
+        return cast(T, self._kept[key][1])
 
 
 class Engine:
@@ -37,6 +101,7 @@ class Engine:
         self.reduce = REDUCTIONS[reduction]
         self.limit = block
         self.seconds = {"compute": 0.0, "evaluate": 0.0}
+        self._census: Census | None = None
         self._cuts: dict[bool, tuple[np.ndarray, list[Members]]] = {}
 
     def members(self, rows: np.ndarray, *, full_batch: bool = False) -> list[Members]:
@@ -52,7 +117,7 @@ class Engine:
     ) -> Iterator[Block]:
         """The clients at these positions of the group, block by block."""
         for members in self.members(rows, full_batch=full_batch):
-            yield Block(members, shared, set(), seed=self.seed, round=round)
+            yield Block(members, shared, seed=self.seed, round=round)
 
     def _cut(self, rows: np.ndarray, batch: int | None) -> Iterator[Members]:
         samples = self.group.samples[rows]
@@ -64,6 +129,12 @@ class Engine:
             for block, real in cut([steps[mine]], limit, self.task.least):
                 count = int(steps[mine[block[0]]])
                 yield Members(self.task, self.group, self.work, rows[mine[block]], real, steps=count, batch=batch)
+
+    def census(self, participants: np.ndarray) -> Census:
+        """The participants' clusters; those of everyone are counted once."""
+        if self._census is None or self._census.participants is not participants:
+            self._census = Census(self.topology, self.group, participants)
+        return self._census
 
     def hosted(self, clients: np.ndarray) -> np.ndarray:
         """Positions in the group of those of the clients that this rank hosts, ascending."""

@@ -30,14 +30,16 @@ PIECE = 1024  # samples of a client per forward pass
 def evaluate(
     engine: Engine, algorithm: Algorithm, state: State, rounds_done: int, splits: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """Metrics of this rank's clients: "<model>/<split>_<metric>" and every exposed scalar, [C] each, in group order.
+    """Metrics of this rank's clients, [C] each, in group order.
 
-    The values of a client without samples in a split are NaN.
+    "<model>/<split>_<metric>", NaN for a client without samples in a split; "<model>/estimation_error" where the true
+    parameters are known; every exposed scalar.
     """
     start = time.perf_counter()
     group, task = engine.group, engine.task
     out: dict[str, np.ndarray] = {name: to_host(state.local[name]).reshape(group.clients) for name in algorithm.exposed}
     keys = [f"{model}/{split}_{metric}" for model in algorithm.evaluated for split in splits for metric in task.metrics]
+    keys += [f"{model}/estimation_error" for model in algorithm.evaluated if group.truth is not None]
     out |= {key: np.full(group.clients, np.nan) for key in keys}
     if "global" in algorithm.evaluated:
         w = algorithm.global_model(state)
@@ -64,6 +66,9 @@ def _measure(
     """Fills in the metrics of the clients at these rows of the group, models [len(rows), P]."""
     group, task = engine.group, engine.task
     features = int(np.prod(group.x.shape[1:]))
+    if group.truth is not None:
+        error = np.subtract(to_host(models), group.truth.numpy()[rows], dtype=np.float64, order="C")
+        out[f"{model}/estimation_error"][rows] = np.linalg.norm(error, axis=1)
     for split in splits:
         count = group.count[rows, SPLITS.index(split)]
         filled = np.flatnonzero(count)

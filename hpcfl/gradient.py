@@ -19,7 +19,7 @@ class Gradient:
     """[C, P], equal to ``write(factor, None)``."""
 
     def __init__(self, write: Callable[[Factor, Tensor | None], Tensor], factor: Factor = 1.0):
-        """write(factor, base): base (None: zero) plus factor times the gradient, in a new tensor."""
+        """write(factor, base): factor times the gradient in a new tensor, or with a base, base minus that."""
         self._write, self._factor = write, factor
         self._written: Tensor | None = None
 
@@ -29,10 +29,14 @@ class Gradient:
             self._written = self._write(self._factor, None)
         return self._written
 
+    @property
+    def _unscaled(self) -> bool:
+        return isinstance(self._factor, float) and self._factor == 1.0
+
     def __mul__(self, factor: Any) -> Any:
         per_client = isinstance(factor, Tensor) and (factor.dim() == 0 or factor.shape[1:] == (1,))
         if self._written is None and (per_client or isinstance(factor, int | float)):
-            return Gradient(self._write, self._factor * factor)
+            return Gradient(self._write, factor if self._unscaled else self._factor * factor)
         return self.tensor() * factor
 
     __rmul__ = __mul__
@@ -44,7 +48,7 @@ class Gradient:
         """base - self."""
         if self._written is not None or not isinstance(base, Tensor):
             return base - self.tensor()
-        return self._write(-self._factor, base)
+        return self._write(self._factor, base)
 
     def __add__(self, other: Any) -> Tensor:
         return self.tensor() + other
@@ -68,12 +72,12 @@ class Gradient:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (
-            Tensor.sub,
-            Tensor.mul,
-        ):  # an operator with a tensor on its left: Python then asks __rsub__, __rmul__
-            return NotImplemented
+        if func in REFLECTED and len(args) == 2 and isinstance(args[1], Gradient) and not kwargs:
+            return REFLECTED[func](args[1], args[0])  # an operator with a tensor on its left
         return func(*_written(args), **(kwargs or {}))
+
+
+REFLECTED = {Tensor.sub: Gradient.__rsub__, Tensor.mul: Gradient.__rmul__}
 
 
 def _written(value: Any) -> Any:

@@ -27,12 +27,18 @@ class Group:
     scale: float  # the model sees x * scale + shift
     shift: float
     dtype: torch.dtype
+    truth: Tensor | None = None  # [C, P] float64 on the host: the clients' true parameters, where they are known
 
     @cached_property
     def start(self) -> np.ndarray:
         """[C, 3] flat position of the first sample of each split."""
         ends = self.count.reshape(-1).cumsum()
         return (ends - self.count.reshape(-1)).reshape(self.count.shape)
+
+    @cached_property
+    def clusters(self) -> np.ndarray:
+        """[H] the clusters of these clients, ascending."""
+        return np.unique(self.cluster)
 
     @property
     def clients(self) -> int:
@@ -49,10 +55,17 @@ class Group:
         return x if self.scale == 1.0 and self.shift == 0.0 else x.mul_(self.scale).add_(self.shift)
 
 
-def pack(x: np.ndarray, y: np.ndarray, client: np.ndarray, split: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """The samples of the given clients in group order: {"x", "y", "count" [C, 3]}.
+def pack(
+    x: np.ndarray,
+    y: np.ndarray,
+    client: np.ndarray,
+    split: np.ndarray,
+    ids: np.ndarray,
+    truth: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """The samples of the given clients in group order: {"x", "y", "count" [C, 3]}, with ``truth`` also "truth" [C, P].
 
-    x, y, client, split: [n, ...] over all samples, client[k] the owner of sample k.
+    x, y, client, split: [n, ...] over all samples, client[k] the owner of sample k. truth: [N, P] true parameters.
     """
     position = np.full(int(client.max()) + 1, -1)
     position[ids] = np.arange(len(ids))
@@ -60,7 +73,8 @@ def pack(x: np.ndarray, y: np.ndarray, client: np.ndarray, split: np.ndarray, id
     mine = np.flatnonzero(row >= 0)
     key = row[mine] * 3 + split[mine]
     mine = mine[np.argsort(key, kind="stable")]
-    return {"x": x[mine], "y": y[mine], "count": np.bincount(key, minlength=3 * len(ids)).reshape(-1, 3)}
+    packed = {"x": x[mine], "y": y[mine], "count": np.bincount(key, minlength=3 * len(ids)).reshape(-1, 3)}
+    return packed if truth is None else packed | {"truth": truth[ids]}
 
 
 def bucket(n: np.ndarray) -> np.ndarray:

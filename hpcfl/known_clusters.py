@@ -1,4 +1,4 @@
-"""Options of the methods that pull personal models towards the means of known clusters: mixins.
+"""What the methods share that pull personal models towards the means of known clusters: options, and step factors.
 
     F(theta) = sum_i f_i(theta_i) + 1/2 sum_i gamma_i [(1 - alpha_j) ||theta_i - thetabar_j||^2
                                                         + alpha_j ||theta_i - thetabar||^2]
@@ -17,35 +17,24 @@ from hpcfl.algorithm import Work
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.options import Count, NonNegative, NonNegatives, OpenShare, OpenShares, Positive, Positives, Share, Shares
+from hpcfl.schedules import CONSTANT, Schedule
 from hpcfl.theory.async_l2gd import Setting, TauRule, alpha_of, cluster_weights, optimal_probabilities, tau_of
 from hpcfl.theory.curvature import curvature
 
 Objective = Literal["mean", "sum"]
+Each = np.ndarray | float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull(Work):
-    """The objective F."""
+    """Clients' losses f_i and a pull of strength gamma_i towards means: a mixin."""
 
-    gamma: Positive | Positives = 1.0  # pull towards the means: one, or one per client
-    alpha: Share | Shares | None = None  # share of it towards the GLOBAL mean: one, or one per cluster
-    lam: NonNegative | NonNegatives | None = (
-        None  # or lambda_j, alpha_j = lambda_j/(lambda_j + Gamma_j); both absent: 1
-    )
+    gamma: Positive | Positives = 1.0  # strength of the pull towards the means: one, or one per client
     objective: Objective = "mean"  # f_i over the client's samples
 
-    def __post_init__(self) -> None:
-        if self.alpha is not None and self.lam is not None:
-            raise InputError("algorithm.alpha and algorithm.lam: give one of the two, not both")
-
-    def pull(self, engine: Engine) -> tuple[np.ndarray, np.ndarray]:
-        """gamma [N], alpha [K]."""
-        cluster, clusters = engine.topology.placement.cluster, engine.topology.placement.clusters
-        gamma = one_or_each("gamma", self.gamma, len(cluster), "client")
-        if self.alpha is not None:
-            return gamma, one_or_each("alpha", self.alpha, clusters, "cluster")
-        lam = one_or_each("lam", 1.0 if self.lam is None else self.lam, clusters, "cluster")
-        return gamma, alpha_of(lam, cluster_weights(gamma, cluster, clusters))
+    def gammas(self, engine: Engine) -> np.ndarray:
+        """[N]."""
+        return one_or_each("gamma", self.gamma, engine.group.population, "client")
 
     def loss_scale(self, engine: Engine) -> np.ndarray:
         """[N] what a client's mean loss is multiplied with to give f_i."""
@@ -54,21 +43,33 @@ class Pull(Work):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coins(Pull):
-    """F, and the coins that say who averages when."""
+class ClusterPull(Pull):
+    """The objective F: a mixin."""
 
-    p_global: OpenShare | Literal["optimal"] = 0.1  # p_0: between all clusters
-    p_cluster: OpenShare | OpenShares | Literal["optimal"] = 0.1  # p_j: within cluster j; one, or one per cluster
-    tau: TauRule | Share | Shares = "balance"  # a rule, one number, or one per cluster
-    smoothness: Positive | None = None  # L of the f_i; absent: found from the data where it is needed
-    batch_size: Count | None = None  # absent: full batch
+    alpha: Share | Shares | None = None  # share of the pull towards the GLOBAL mean: one, or one per cluster
+    lam: NonNegative | NonNegatives | None = None  # or lambda_j: alpha_j = lambda_j/(lambda_j + Gamma_j); default 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.p_global == "optimal") != (self.p_cluster == "optimal"):
-            raise InputError(
-                'algorithm.p_global and algorithm.p_cluster: "optimal" finds both together; give it for both'
-            )
+        if self.alpha is not None and self.lam is not None:
+            raise InputError("algorithm.alpha and algorithm.lam: give one of the two, not both")
+
+    def alphas(self, engine: Engine) -> np.ndarray:
+        """[K]."""
+        cluster, clusters = engine.topology.placement.cluster, engine.topology.placement.clusters
+        if self.alpha is not None:
+            return one_or_each("alpha", self.alpha, clusters, "cluster")
+        lam = one_or_each("lam", 1.0 if self.lam is None else self.lam, clusters, "cluster")
+        return alpha_of(lam, cluster_weights(self.gammas(engine), cluster, clusters))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSteps(Pull):
+    """Gradient steps and averagings at random: a mixin."""
+
+    lr: Positive | None = None  # eta; absent: from theory, by the smoothness
+    p_global: OpenShare | Literal["optimal"] = 0.1  # p_0: probability of averaging over all clients
+    smoothness: Positive | None = None  # L of the f_i; absent: found from the data where it is needed
+    batch_size: Count | None = None  # absent: full batch
 
     @property
     def minibatch(self) -> int | None:
@@ -78,21 +79,72 @@ class Coins(Pull):
         """Collective over the world: the smoothness of every f_i."""
         return self.smoothness or curvature(engine, objective=self.objective).L
 
+
+@dataclass(frozen=True, kw_only=True)
+class Descending(RandomSteps):
+    """Such steps with a step size that may fall: a mixin."""
+
+    lr_schedule: Schedule = CONSTANT
+
+    def eta(self, engine: Engine, s: Setting) -> float:
+        """Collective over the world: lr, absent 1/(2 Lcal). Raises InputError where averaging would overshoot."""
+        eta = 0.5 / s.expected_smoothness(self.L(engine)) if self.lr is None else self.lr
+        first = self.lr_schedule.at(eta, 0, 0)
+        if first > s.largest_lr():
+            raise InputError(
+                f"algorithm.lr = {first:g}: averaging would overshoot the means, for which eta gamma (alpha + "
+                "tau (1 - alpha))/p_0 and eta gamma (1 - tau)(1 - alpha)/((1 - p_0) p_j) must not exceed 1; "
+                f"the largest admissible lr is {s.largest_lr() * (1 - 5e-6):.6g}"  # rounded down
+            )
+        return eta
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterCoins(ClusterPull, RandomSteps):
+    """F, and the coins of every cluster: a mixin."""
+
+    p_cluster: OpenShare | OpenShares | Literal["optimal"] = 0.1  # p_j: within cluster j; one, or one per cluster
+    tau: TauRule | Share | Shares = "balance"  # a rule, one number, or one per cluster
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.p_global == "optimal") != (self.p_cluster == "optimal"):
+            raise InputError(
+                'algorithm.p_global and algorithm.p_cluster: "optimal" finds both together; give it for both'
+            )
+
     def setting(self, engine: Engine) -> Setting:
         """Collective over the world: everything as numbers. Raises InputError for what does not go together."""
         cluster, clusters = engine.topology.placement.cluster, engine.topology.placement.clusters
-        gamma, alpha = self.pull(engine)
+        gamma, alpha = self.gammas(engine), self.alphas(engine)
         if isinstance(self.p_global, float) and self.p_cluster != "optimal":
             p_global, p_cluster = self.p_global, one_or_each("p_cluster", self.p_cluster, clusters, "cluster")
         else:
-            balanced = Setting(gamma, cluster, alpha, 0.5, np.full(clusters, 0.5), np.full(clusters, 0.5))
-            p_global, p = optimal_probabilities(self.L(engine), balanced.c1, balanced.c2)
+            half = np.full(clusters, 0.5)
+            s = Setting(gamma, cluster, alpha, 0.5, half, half)  # any probabilities: C_1, C_2 do not depend on them
+            p_global, p = optimal_probabilities(self.L(engine), s.c1, s.c2)
             p_cluster = np.full(clusters, p)
         if isinstance(self.tau, str):
             tau = tau_of(self.tau, p_global, p_cluster, alpha, gamma, cluster)
         else:
             tau = one_or_each("tau", self.tau, clusters, "cluster")
         return Setting(gamma, cluster, alpha, p_global, p_cluster, tau)
+
+
+class Factors:
+    """What multiplies the parts of a step of Algorithm 1, for ``Block.each``."""
+
+    def __init__(self, s: Setting, loss_scale: np.ndarray):
+        """loss_scale [N]: of f_i by the client's mean loss."""
+        alpha, tau, chance = s.alpha[s.cluster], s.tau[s.cluster], (1 - s.p_global) * (1 - s.p_cluster)
+        rate = 1 / s.p_global if s.p_global else 0.0
+        self.to_all = each(s.gamma * alpha * rate)  # gamma_i alpha_j/p_0
+        self.to_cluster = each(s.gamma * tau * (1 - alpha) * rate)  # gamma_i tau_j (1 - alpha_j)/p_0
+        self.within = each(s.averaging_steps(1.0)[1])  # gamma_i (1 - tau_j) (1 - alpha_j)/((1 - p_0) p_j)
+        self.local = each(loss_scale / chance[s.cluster])  # 1/((1 - p_0)(1 - p_j)), and f_i by the mean loss
+        self.loss, self.alpha = each(loss_scale), each(alpha)
+        self.gamma = s.gamma  # [N] of the clients in thetabar_j
+        self.weights = s.alpha * s.weights  # [K] of thetabar_j in thetabar: alpha_j Gamma_j
 
 
 def one_or_each(name: str, value: float | tuple[float, ...], count: int, of: str) -> np.ndarray:
@@ -102,3 +154,8 @@ def one_or_each(name: str, value: float | tuple[float, ...], count: int, of: str
     if len(value) != count:
         raise InputError(f"algorithm.{name}: {len(value)} values, expected one, or one per {of} ({count})")
     return np.array(value, np.float64)
+
+
+def each(values: np.ndarray) -> Each:
+    """Values of all clients [N] for ``Block.each``: one number where they are all the same."""
+    return float(values[0]) if (values == values[0]).all() else values

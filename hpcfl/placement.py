@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -14,6 +15,11 @@ class Placement:
     rank: np.ndarray  # [N] rank that hosts the client
     cluster: np.ndarray  # [N] cluster of the client, 0..K-1
     samples: np.ndarray  # [N] number of its training samples
+
+    @cached_property
+    def ones(self) -> np.ndarray:
+        """[N] equal weights."""
+        return np.ones(len(self.rank))
 
     @property
     def clients(self) -> int:

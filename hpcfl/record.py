@@ -118,9 +118,9 @@ class Recorder:
         ids = self.engine.group.ids
         values = np.zeros((len(ids), 2 * count))
         for k, account in enumerate(accounts):
-            for rows, loss in account.losses:
-                values[rows, k] = to_host(loss)
-                values[rows, count + k] = 1.0
+            for rows, loss, counted in account.losses:
+                values[rows, k] = to_host(loss) if counted is None else np.where(counted, to_host(loss), 0.0)
+                values[rows, count + k] = 1.0 if counted is None else counted
         sums = column_sums(self.world, values, self.engine.group.population)
         bad = np.flatnonzero(np.isinf(sums[:count]))
         if len(bad):

@@ -7,7 +7,7 @@ finds. (Idea: Demmel and Nguyen, "Parallel reproducible summation", IEEE Trans. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +23,15 @@ SUM_BITS = 62  # of their sum in an int64
 CACHE = 1 << 16  # float64 values per piece of work on the CPU: stays in the second-level cache
 LARGEST = 2.0**900  # beyond it the grid's own arithmetic would overflow
 
+Array = Tensor | np.ndarray
+
 
 class Reducer(Protocol):
     """What sums go over: a communicator, or the communicators of several clusters, one per row of the array."""
+
+    @property
+    def size(self) -> int:
+        """Ranks; 1: nothing needs to be exchanged."""
 
     def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
         """Collective: reduces a contiguous array in place."""
@@ -41,67 +47,159 @@ def magnitude(rows: Tensor) -> Tensor:
     return torch.maximum(-low, high).to(torch.float64)
 
 
+class Segments:
+    """Which of S sums each row of a piece belongs to: the rows of one sum lie together."""
+
+    def __init__(self, into: np.ndarray):
+        """into [c]: the number of each row's sum, 0..S-1, ascending."""
+        self.into = into
+        self.starts = np.flatnonzero(np.concatenate([into[:1] > -1, into[1:] != into[:-1]]))
+        self.sums = into[self.starts]  # of the rows from starts[k] on
+        self.counts = np.bincount(into)[self.sums]  # rows of each
+
+
 @dataclass
-class Terms:
-    """This rank's terms of one or several sums over clients; a rank may have none."""
+class Piece:
+    """Rows of one or several sums over clients, on this rank."""
 
-    rows: Sequence[Tensor]  # pieces [c, P], on the rank's device
-    clients: Sequence[np.ndarray]  # pieces [c]: ids
-    weights: Sequence[Tensor] | None = None  # pieces [c, 1] of float64; None: ones
-    magnitudes: Sequence[Tensor] | None = None  # ``magnitude`` of each piece, where it is known already
-    sums: int = 1  # S: how many sums
-    into: Sequence[np.ndarray] | None = None  # pieces [c]: the sum that a row belongs to, 0..S-1; None: one sum
+    rows: Tensor  # [c, P], on the rank's device
+    clients: np.ndarray  # [c] ids
+    weights: Tensor | None = None  # [c, 1] of float64; None: ones
+    segments: Segments | None = None  # None: all rows belong to one sum
+    magnitudes: Tensor | None = None  # ``magnitude`` of the rows, where it is known already
+
+    def count(self, only: np.ndarray | None) -> int:
+        """Number of rows, of those that belong to some of the sums, only [S] bool."""
+        if only is None or self.segments is None:
+            return len(self.clients)
+        return int(self.segments.counts @ only[self.segments.sums])
+
+    def counts(self, sums: int) -> np.ndarray:
+        """[S] number of rows in each sum."""
+        if self.segments is None:
+            return np.array([len(self.clients)])
+        if len(self.segments.counts) == sums:
+            return self.segments.counts
+        counts = np.zeros(sums, np.int64)
+        counts[self.segments.sums] = self.segments.counts
+        return counts
+
+    def weighted(self, columns: slice = slice(None)) -> Array:
+        """[c, p] float64, in new memory; on the CPU a NumPy array, whose operations cost less to call."""
+        rows, weights = _array(self.rows[:, columns]), None if self.weights is None else _array(self.weights)
+        if weights is not None:
+            return rows * weights
+        return rows.to(torch.float64, copy=True) if isinstance(rows, Tensor) else rows.astype(np.float64)
+
+    @property
+    def small(self) -> bool:
+        """Whether it is one part as a whole, and its magnitudes are not known."""
+        return self.magnitudes is None and self.rows.is_cpu and self.rows.numel() <= CACHE
+
+    def parts(self) -> Iterator[Array]:
+        """Weighted values [c, p], some columns after the others; on the CPU in parts that stay in the cache."""
+        clients, columns = self.rows.shape
+        width = max(1, CACHE // max(1, clients)) if self.rows.is_cpu else columns
+        for first in range(0, columns, width):
+            yield self.weighted(slice(first, first + width))
+
+    def magnitude(self) -> np.ndarray:
+        """The largest absolute value of each weighted row [c]; NaN or inf where one is not finite."""
+        known = magnitude(self.rows) if self.magnitudes is None else self.magnitudes
+        return to_host(known if self.weights is None else known * self.weights.squeeze(1).abs())
+
+    def top(self, magnitudes: np.ndarray, sums: int) -> np.ndarray:
+        """The largest of magnitudes [c, ...] in each sum [S]."""
+        if self.segments is None:
+            return np.array([magnitudes.max(initial=0.0)])
+        found = np.maximum.reduceat(magnitudes.reshape(-1), self.segments.starts * (magnitudes.size // len(magnitudes)))
+        if len(found) == sums:
+            return found
+        top = np.zeros(sums)
+        top[self.segments.sums] = found
+        return top
+
+    def summed(self, values: Array, sums: int) -> Array:
+        """Values [c, p] added up in their sums: [S, p]."""
+        if self.segments is None:
+            return values.sum(0)[None]
+        if isinstance(values, Tensor):
+            zeros = values.new_zeros(sums, values.shape[1])
+            return zeros.index_add_(0, to_device(self.segments.into, values.device), values)
+        found = np.add.reduceat(values, self.segments.starts, axis=0)
+        if len(found) == sums:
+            return found
+        total = np.zeros((sums, values.shape[1]), values.dtype)
+        total[self.segments.sums] = found
+        return total
 
 
-def reproducible_sum(comm: Reducer, terms: Terms, participants: np.ndarray | int, device: torch.device) -> Tensor:
+def grid_bits(participants: np.ndarray | int) -> np.ndarray:
+    """[S] bits of a value on the grid of a sum over so many participants: the sum itself must fit an int64."""
+    headroom = np.frexp(np.maximum(np.atleast_1d(participants), 1) - 1)[1]  # ceil(log2(participants))
+    return np.minimum(BITS, SUM_BITS - np.maximum(1, headroom))
+
+
+def reproducible_sum(
+    comm: Reducer, pieces: Sequence[Piece], bits: np.ndarray, device: torch.device, only: np.ndarray | None = None
+) -> Tensor:
     """Collective over comm: sums over all participants of weight * row, the same bits for any layout.
 
-    participants: number over all ranks, of each sum [S] (sets the headroom of the integers).
+    pieces: those of this rank's participants, none where it has none; bits: ``grid_bits`` of each sum [S]; only: [S]
+    bool, the sums that are wanted (None: all): the others may come out as anything.
     Returns float64 [S, P]; the error of a term is at most 2^-51 of its sum's largest term (up to 2048 participants).
     Raises Diverged on all ranks, with the lowest client id, when a value is not finite.
     """
-    magnitudes = [magnitude(piece) for piece in terms.rows] if terms.magnitudes is None else terms.magnitudes
-    if terms.weights is not None:
-        magnitudes = [m * w.squeeze(1).abs() for m, w in zip(magnitudes, terms.weights, strict=True)]
-    top, columns = _agree(comm, terms, magnitudes)
-    grid = _grid(top, participants)
+    sums, pieces = len(bits), [piece for piece in pieces if len(piece.clients)]
+    whole = [piece.weighted() if piece.small else None for piece in pieces]  # once, for the maximum and for the sum
+    tops = [
+        piece.top(piece.magnitude() if values is None else np.abs(values), sums)
+        for piece, values in zip(pieces, whole, strict=True)
+    ]
+    top, columns = _agree(comm, pieces, tops, sums, only)
+    grid = np.ldexp(1.0, np.maximum(np.frexp(top)[1], -900) - bits)[:, None]
     magic = 1.5 * 2.0**52 * grid  # adding it rounds to the grid; the bit pattern of the sum counts grid units
-    total = torch.zeros(terms.sums, columns, dtype=torch.int64, device=device)
-    most = max((len(piece) for piece in terms.rows), default=0)
-    width = max(1, columns if device.type != "cpu" else min(columns, CACHE // max(1, most)))
-    scratch = torch.empty(most * width, dtype=torch.float64, device=device)
-    for k, piece in enumerate(terms.rows):
-        into = None if terms.into is None else to_device(terms.into[k], device)
-        shift = float(magic[0]) if terms.into is None else to_device(magic[terms.into[k], None], device)
-        for a in range(0, columns, width):
-            part = piece[:, a : a + width]
-            values = scratch[: part.numel()].view(part.shape).copy_(part)
-            if terms.weights is not None:
-                values *= terms.weights[k]
-            values += shift
-            if into is None:
-                total[0, a : a + width] += values.view(torch.int64).sum(0)
-            else:
-                total[:, a : a + width].index_add_(0, into, values.view(torch.int64))
-    with np.errstate(over="ignore"):  # modulo 2^64, like the sums
-        excess = _counts(terms) * magic.view(np.int64)
-    total -= to_device(excess[:, None], device)
-    return to_device(_allreduced(comm, total), device).to(torch.float64) * to_device(grid[:, None], device)
+    total: Array | None = None
+    for piece, values in zip(pieces, whole, strict=True):
+        shift = magic if piece.segments is None else magic[piece.segments.into]
+        parts = [_counted(piece, part, shift, sums) for part in (piece.parts() if values is None else [values])]
+        count = _joined(parts)
+        count -= _like(count, piece.counts(sums)[:, None] * magic.view(np.int64))  # modulo 2^64, like the sums
+        total = count if total is None else total + count
+    host = (
+        np.zeros((sums, columns), np.int64) if total is None else to_host(total) if isinstance(total, Tensor) else total
+    )
+    comm.allreduce(host, "sum")
+    return to_device(host * grid, device)
 
 
-def float64_sum(comm: Reducer, terms: Terms, participants: np.ndarray | int, device: torch.device) -> Tensor:
+def _counted(piece: Piece, values: Array, shift: np.ndarray, sums: int) -> Array:
+    """Sums [S, p] of the values [c, p], which are written to, in units of the grid, and of the shift's bit pattern."""
+    values += _like(values, shift)
+    return piece.summed(values.view(torch.int64) if isinstance(values, Tensor) else values.view(np.int64), sums)
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """Parts [S, p] of all columns, side by side; on a device there is one."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.asarray(part) for part in parts], 1)
+
+
+def float64_sum(
+    comm: Reducer, pieces: Sequence[Piece], bits: np.ndarray, device: torch.device, only: np.ndarray | None = None
+) -> Tensor:
     """Collective over comm: as ``reproducible_sum``, but plain addition: faster, the last bits depend on the layout."""
-    _, columns = _agree(comm, terms, [])
-    total = torch.zeros(terms.sums, columns, dtype=torch.float64, device=device)
-    for k, piece in enumerate(terms.rows):
-        values = piece if terms.weights is None else piece * terms.weights[k]
-        if terms.into is None:
-            total[0] += values.sum(0, dtype=torch.float64)
+    pieces = [piece for piece in pieces if len(piece.clients)]
+    _, columns = _agree(comm, pieces, [], len(bits), only)
+    total = torch.zeros(len(bits), columns, dtype=torch.float64, device=device)
+    for piece in pieces:
+        if piece.weights is None and piece.segments is None:
+            total += piece.rows.sum(0, keepdim=True, dtype=torch.float64)
         else:
-            total.index_add_(0, to_device(terms.into[k], device), values.to(torch.float64))
-    host = _allreduced(comm, total)
-    if not np.isfinite(host).all():
-        _agree(comm, terms, [magnitude(piece) for piece in terms.rows])
+            total += torch.as_tensor(piece.summed(piece.weighted(), len(bits)))
+    host = to_host(total)
+    comm.allreduce(host, "sum")
+    if not np.isfinite(host if only is None else host[only]).all():
+        _agree(comm, pieces, [piece.top(piece.magnitude(), len(bits)) for piece in pieces], len(bits), only)
     return to_device(host, device)
 
 
@@ -115,7 +213,7 @@ def column_sums(comm: Comm, values: np.ndarray, participants: int) -> np.ndarray
     top = np.where(np.isfinite(top) & (top < LARGEST), top, np.inf)
     comm.allreduce(top, "max", "wait")
     bad = np.isinf(top)
-    grid = _grid(np.where(bad, 1.0, top), participants)
+    grid = np.ldexp(1.0, np.maximum(np.frexp(np.where(bad, 1.0, top))[1], -900) - grid_bits(participants))
     total = np.rint(np.where(bad, 0.0, values) / grid).astype(np.int64).sum(0)
     comm.allreduce(total, "sum")
     return np.where(bad, np.inf, total * grid)
@@ -131,43 +229,40 @@ def to_host(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().cpu().numpy()
 
 
-def _allreduced(comm: Reducer, total: Tensor) -> np.ndarray:
-    host = to_host(total)
-    comm.allreduce(host, "sum")
-    return host
+def _agree(
+    comm: Reducer, pieces: Sequence[Piece], tops: Sequence[np.ndarray], sums: int, only: np.ndarray | None
+) -> tuple[np.ndarray, int]:
+    """Collective: each sum's largest magnitude [S], and the number of columns; some ranks may have no pieces.
 
-
-def _agree(comm: Reducer, terms: Terms, magnitudes: Sequence[Tensor]) -> tuple[np.ndarray, int]:
-    """Collective: each sum's largest magnitude [S], and the number of columns; some ranks may have no rows.
-
-    A NaN becomes inf first, since MPI.MAX may lose it.
+    What is not finite travels apart, since MPI.MAX may lose a NaN.
     """
-    most = np.zeros((terms.sums, 3))  # magnitude, columns, minus the lowest client with a value that is not finite
-    most[:, 1] = terms.rows[0].shape[1] if terms.rows else 0
-    most[:, 2] = -np.inf
-    if magnitudes:
-        mine = to_host(torch.cat(list(magnitudes)) if len(magnitudes) > 1 else magnitudes[0])
-        fine = np.abs(mine) < LARGEST
-        into = np.zeros(len(mine), np.int64) if terms.into is None else np.concatenate(terms.into)
-        np.maximum.at(most[:, 0], into[fine], mine[fine])
-        if not fine.all():
-            np.maximum.at(most[:, 2], into[~fine], -np.concatenate(terms.clients)[~fine].astype(np.float64))
-    comm.allreduce(most, "max", "wait")
-    lowest = -most[:, 2].max(initial=-np.inf)
+    top, bad = (tops[0] if len(tops) == 1 else np.max([np.zeros(sums), *tops], axis=0)), np.full(sums, -np.inf)
+    if only is not None:
+        top = np.where(only, top, 0.0)
+    if not (top < LARGEST).all():
+        top = np.where(top < LARGEST, top, 0.0)
+        for piece in pieces:
+            into = np.zeros(len(piece.clients), np.int64) if piece.segments is None else piece.segments.into
+            wrong = ~(piece.magnitude() < LARGEST) & (True if only is None else only[into])
+            np.maximum.at(bad, into[wrong], -piece.clients[wrong].astype(np.float64))
+    columns = pieces[0].rows.shape[1] if pieces else 0
+    if comm.size > 1:
+        most = np.stack([top, bad, np.full(sums, float(columns))], axis=1)
+        comm.allreduce(most, "max", "wait")
+        top, bad, columns = most[:, 0].copy(), most[:, 1], int(most[:, 2].max(initial=0.0))
+    lowest = -bad.max(initial=-np.inf)
     if np.isfinite(lowest):
         raise Diverged(f"client {lowest:.0f}: what it sends is not finite")
-    return most[:, 0], int(most[:, 1].max(initial=0))
+    return top, columns
 
 
-def _counts(terms: Terms) -> np.ndarray:
-    """[S] number of this rank's rows in each sum."""
-    if terms.into is None:
-        return np.array([sum(len(piece) for piece in terms.rows)])
-    into = np.concatenate(terms.into) if terms.into else np.zeros(0, np.int64)
-    return np.bincount(into, minlength=terms.sums)
+def _array(tensor: Tensor) -> Array:
+    """On the CPU the same memory as a NumPy array."""
+    return tensor.numpy() if tensor.is_cpu else tensor
 
 
-def _grid(top: np.ndarray, participants: np.ndarray | int) -> np.ndarray:
-    """The power of two that values up to ``top`` are rounded to; leaves headroom for the sum over the participants."""
-    headroom = np.maximum(1, np.frexp(np.maximum(np.asarray(participants), 1) - 1)[1])  # ceil(log2(participants))
-    return np.ldexp(1.0, np.maximum(np.frexp(top)[1], -900) - np.minimum(BITS, SUM_BITS - headroom))
+def _like(array: Array, values: Array) -> Array:
+    """The values where the array lives."""
+    if isinstance(array, Tensor):
+        return torch.as_tensor(values).to(array.device)
+    return values.numpy() if isinstance(values, Tensor) else values

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from hpcfl import results_file as making
+from hpcfl import results_means as formulas
 from hpcfl import results_schema as layout
 from hpcfl.errors import InputError, RunError
 from hpcfl.results_file import cast, now, process
@@ -113,8 +114,9 @@ class ResultsWriter:
     ) -> Mapping[str, float]:
         """Write one row of /evaluations and /per_client, then count it. Returns the means, named as in /evaluations.
 
-        round: rounds done. seconds: since the start of the run. per_client: every "<model>/<split>_<metric>" and every
-        exposed name, [N]. Clients without samples in a split become NaN there and are left out of its means.
+        round: rounds done. seconds: since the start of the run. per_client: every "<model>/<split>_<metric>", every
+        exposed name and, with known true parameters, every "<model>/estimation_error", [N]. Clients without samples in
+        a split become NaN there and are left out of its means.
         """
         self._check_names("/per_client/", per_client)
         self._check_rows("evaluation", row, row + 1, "evaluations_done")
@@ -125,8 +127,10 @@ class ResultsWriter:
         for model, split, metric in layout.measures(self._schema):
             values, samples = stored[f"{model}/{split}_{metric}"], self._samples[split]
             values[samples == 0] = np.nan
-            means[f"{model}_{split}_{metric}"] = layout.client_mean(values, samples)
-            means[f"{model}_{split}_{metric}_by_sample"] = layout.sample_mean(values, samples)
+            means[f"{model}_{split}_{metric}"] = formulas.client_mean(values, samples)
+            means[f"{model}_{split}_{metric}_by_sample"] = formulas.sample_mean(values, samples)
+        for model in self._schema.estimated:
+            means[f"{model}_estimation_error"] = formulas.client_mean(stored[f"{model}/estimation_error"])
         with _disk(self._path):
             for name, values in stored.items():
                 self._data[f"/per_client/{name}"][row] = values
@@ -158,8 +162,9 @@ class ResultsWriter:
         """Fill /final from the last evaluation and the whole course. Models come by ``models``."""
         with _disk(self._path):
             rounds, evaluations = (int(self._file.attrs[name]) for name in ("rounds_done", "evaluations_done"))
-            values: dict[str, float] = {"rounds": rounds}
+            values: dict[str, float | np.ndarray] = {"rounds": rounds}
             values |= {name: self._data[f"/rounds/{name}"][:rounds].sum() for name in layout.TOTALS}
+            values |= self._averagings(rounds)
             if evaluations:
                 values |= {"evaluation": evaluations - 1, "round": self._data["/evaluations/round"][evaluations - 1]}
                 values |= self._summary(evaluations)
@@ -190,14 +195,26 @@ class ResultsWriter:
             key, samples = f"{model}_test_{metric}", self._samples["test"]
             last = self._data[f"/per_client/{model}/test_{metric}"][evaluations - 1]
             course = self._data[f"/evaluations/{model}_{self._schema.chooser}_{metric}"][:evaluations]
-            best = layout.best_evaluation(course, metric)
-            values[f"{key}_mean"] = layout.client_mean(last, samples)
-            values[f"{key}_mean_by_sample"] = layout.sample_mean(last, samples)
-            values[f"{key}_std"] = layout.deviation(last, samples)
-            values[f"{key}_worst_decile"] = layout.worst_decile(last, samples, metric)
+            best = formulas.best_evaluation(course, metric)
+            values[f"{key}_mean"] = formulas.client_mean(last, samples)
+            values[f"{key}_mean_by_sample"] = formulas.sample_mean(last, samples)
+            values[f"{key}_std"] = formulas.deviation(last, samples)
+            values[f"{key}_worst_decile"] = formulas.worst_decile(last, samples, metric)
             values[f"{key}_best"] = self._data[f"/evaluations/{key}"][best] if best >= 0 else np.nan
             values[f"{key}_best_evaluation"] = best
+        for model in self._schema.estimated:
+            last = self._data[f"/per_client/{model}/estimation_error"][evaluations - 1]
+            values[f"{model}_estimation_error_mean"] = formulas.client_mean(last)
+            values[f"{model}_estimation_error_std"] = formulas.deviation(last)
         return values
+
+    def _averagings(self, rounds: int) -> dict[str, float | np.ndarray]:
+        """How often the clusters averaged in the rounds done, from the coins that say so."""
+        if not self._schema.averages_by_coins:
+            return {}
+        everyone, own = (self._data[f"/rounds/coins_{name}"][:rounds] == 1 for name in ("global", "cluster"))
+        within = (own & ~everyone).sum(0)
+        return {"global_rounds": everyone.sum(), "cluster_rounds": within, "mean_rounds": everyone.sum() + within}
 
     def _check_names(self, group: str, given: Mapping[str, np.ndarray]) -> None:
         expected = {path.removeprefix(group) for path in self._fields if path.startswith(group)}

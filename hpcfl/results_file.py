@@ -62,7 +62,7 @@ def fill(
         scales[axis] = _dataset(file, field, schema, values)
         scales[axis].make_scale(axis)
     for field in layout.fields(schema):
-        data = _dataset(file, field, schema, _client_column(field, schema, clients))
+        data = _dataset(file, field, schema, _known(field, schema, clients))
         for number, axis in enumerate(field.axes):
             if axis not in data.parent:
                 data.parent[axis] = scales[axis]  # hard link: xarray shows a coordinate only in its own group
@@ -87,7 +87,11 @@ def _root_attributes(file: h5py.File, more: Mapping[str, Any]) -> None:
         _attribute(file, name, value)
 
 
-def _client_column(field: Field, schema: Schema, clients: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def _known(field: Field, schema: Schema, clients: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """What is known of a field before the first round: everything about clients and clusters."""
+    if field.group == "/clusters":
+        weights = clients["n_train"] if field.name == "n_train" else None
+        return np.bincount(clients["cluster"], weights, schema.clusters)
     if field.group != "/clients":
         return None
     if field.name == "n_validation" and "validation" not in schema.splits:

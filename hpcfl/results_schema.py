@@ -1,4 +1,4 @@
-"""What a results file contains: every dataset with its axes, type and meaning, and the formulas of the means.
+"""What a results file contains: every dataset with its axes, type and meaning.
 
 No file is touched here. results.py writes this list, results/README.md documents it, a test holds both to it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT_VERSION = (1, 0)  # (major, minor): a reader understands every minor version of its major version
+FORMAT_VERSION = (1, 1)  # (major, minor): a reader understands every minor version of its major version
 FILETYPE = "hpcfl results"
 
 KINDS = ("local", "cluster", "global")  # the codes of /rounds/kind
@@ -37,6 +37,7 @@ class Schema:
     metrics: tuple[str, ...]  # ("loss", "accuracy") or ("loss", "squared_error")
     exposed: tuple[str, ...] = ()  # scalars per client that the algorithm exposes, e.g. ("alpha",)
     coins: Mapping[str, int] = field(default_factory=dict)  # name -> number of coins, e.g. {"cluster": K}
+    truth: bool = False  # the clients' true parameters are known
     dtype: str = "float32"  # of the values per client and of the models
     parameters: Sequence[tuple[str, tuple[int, ...]]] | None = None  # (name, shape) in flat order: save the models
 
@@ -65,6 +66,16 @@ class Schema:
         return "validation" if "validation" in self.splits else "test"
 
     @property
+    def estimated(self) -> tuple[str, ...]:
+        """The models whose estimation errors are measured."""
+        return self.models if self.truth else ()
+
+    @property
+    def averages_by_coins(self) -> bool:
+        """Whether one coin "global" and a coin "cluster" of each cluster say who averages in a round."""
+        return self.coins.get("global") == 1 and self.coins.get("cluster") == self.clusters
+
+    @property
     def size(self) -> int:
         """P, the number of parameters of one model (0 where models are not saved)."""
         return sum(math.prod(shape) for _, shape in self.parameters or ())
@@ -73,7 +84,7 @@ class Schema:
     def lengths(self) -> dict[str, int]:
         """Length of every axis by name."""
         lengths = {"round": self.rounds, "evaluation": self.evaluations, "client": self.clients, "rank": self.ranks}
-        lengths |= {f"{name}_coin": number for name, number in self.coins.items()}
+        lengths |= {"cluster": self.clusters} | {f"{name}_coin": number for name, number in self.coins.items()}
         lengths |= {"class": self.classes} if self.classes is not None else {}
         return lengths | ({"parameter": self.size} if self.parameters is not None else {})
 
@@ -109,6 +120,7 @@ def scales(schema: Schema) -> Iterator[Field]:
     yield Field("/clients/client", ("client",), "int64", "1", "client number")
     if schema.classes is not None:
         yield Field("/clients/class", ("class",), "int64", "1", "class label")
+    yield Field("/clusters/cluster", ("cluster",), "int64", "1", "cluster number")
     yield Field("/rounds/round", ("round",), "int64", "1", "round index, from 0")
     for name in schema.coins:
         yield Field(f"/rounds/{name}_coin", (f"{name}_coin",), "int64", "1", f'number of the coin "{name}"')
@@ -121,6 +133,8 @@ def scales(schema: Schema) -> Iterator[Field]:
 def fields(schema: Schema) -> Iterator[Field]:
     """Every dataset that is not a scale, except the two strings of /config."""
     yield from _clients(schema)
+    yield Field("/clusters/n_clients", ("cluster",), "int64", "1", "number of clients")
+    yield Field("/clusters/n_train", ("cluster",), "int64", "1", "number of training samples")
     yield from _rounds(schema)
     yield from _evaluations(schema)
     for phase in PHASES:
@@ -168,6 +182,10 @@ def _evaluations(schema: Schema) -> Iterator[Field]:
         yield Field(f"/evaluations/{key}_by_sample", axis, "float64", "1", text)
         text = f"{what}, mean over the client's samples"
         yield Field(f"/per_client/{model}/{split}_{metric}", ("evaluation", "client"), schema.dtype, "1", text)
+    for model in schema.estimated:
+        text = f"estimation error of the {model} model, |theta_i - theta_i*|, theta_i* the client's true parameters"
+        yield Field(f"/per_client/{model}/estimation_error", ("evaluation", "client"), schema.dtype, "1", text)
+        yield Field(f"/evaluations/{model}_estimation_error", axis, "float64", "1", f"{text}: mean over clients")
 
 
 def _final(schema: Schema) -> Iterator[Field]:
@@ -195,6 +213,16 @@ def _final(schema: Schema) -> Iterator[Field]:
             yield Field(f"/final/{model}_test_{metric}_{name}", (), "float64", "1", f"{what}: {text}", extra)
         text = f"evaluation with the {best}, the first of equals"
         yield Field(f"/final/{model}_test_{metric}_best_evaluation", (), "int64", "1", text, choice)
+    for model in schema.estimated:
+        what = f"estimation error of the {model} model"
+        yield Field(f"/final/{model}_estimation_error_mean", (), "float64", "1", f"{what}: mean over clients")
+        text = f"{what}: standard deviation over clients, sqrt(sum_i (e_i - mean)^2 / N)"
+        yield Field(f"/final/{model}_estimation_error_std", (), "float64", "1", text)
+    if schema.averages_by_coins:
+        text = "in the whole run in which"
+        yield Field("/final/global_rounds", (), "int64", "1", f'rounds {text} the coin "global" came up')
+        for name, which in (("cluster", "its own coin came up and the global one did not"), ("mean", "either did")):
+            yield Field(f"/final/{name}_rounds", ("cluster",), "int64", "1", f"rounds of each cluster {text} {which}")
     if schema.parameters is not None:
         for model in schema.models:
             axes = ("client", "parameter") if model == "personal" else ("parameter",)
@@ -233,6 +261,7 @@ def group_attributes(schema: Schema) -> dict[str, dict[str, Any]]:
         "/": {"NX_class": "NXroot", "default": "evaluations"},
         "/config": {"NX_class": "NXcollection"},
         "/clients": plot(["n_train"], "client") | {"clusters": schema.clusters},
+        "/clusters": plot(["n_clients"], "cluster"),
         "/rounds": plot(["train_loss"], "round"),
         "/evaluations": plot(curves, "round") | {"evaluated": when},
         "/per_client": plot(list(schema.exposed), "evaluation", "client")
@@ -247,36 +276,3 @@ def group_attributes(schema: Schema) -> dict[str, dict[str, Any]]:
         axes = ("client", "parameter") if schema.models[0] == "personal" else ("parameter",)
         groups["/final/models"] = plot([schema.models[0]], *axes)
     return groups
-
-
-def client_mean(values: np.ndarray, samples: np.ndarray) -> float:
-    """Mean over the clients that have samples. values, samples [N]; NaN where there are none."""
-    chosen = values[samples > 0].astype("float64")
-    return float(chosen.mean()) if chosen.size else math.nan
-
-
-def sample_mean(values: np.ndarray, samples: np.ndarray) -> float:
-    """Mean over samples: clients weighted by their numbers of samples. values, samples [N]."""
-    weights = samples[samples > 0].astype("float64")
-    return float((values[samples > 0] * weights).sum() / weights.sum()) if weights.size else math.nan
-
-
-def deviation(values: np.ndarray, samples: np.ndarray) -> float:
-    """Standard deviation over the clients that have samples (divided by their number). values, samples [N]."""
-    chosen = values[samples > 0].astype("float64")
-    return float(chosen.std()) if chosen.size else math.nan
-
-
-def worst_decile(values: np.ndarray, samples: np.ndarray, metric: str) -> float:
-    """Mean over the ceil(N/10) worst of the N clients that have samples. values, samples [N]."""
-    chosen = np.sort(values[samples > 0].astype("float64"))
-    if not chosen.size or np.isnan(chosen[-1]):  # sort puts NaN last
-        return math.nan
-    number = -(-chosen.size // 10)
-    return float((chosen[:number] if HIGHER_IS_BETTER[metric] else chosen[-number:]).mean())
-
-
-def best_evaluation(course: np.ndarray, metric: str) -> int:
-    """Index of the best value of a course [evaluations], the first of equals; -1 where none is finite."""
-    signed = np.where(np.isfinite(course), course if HIGHER_IS_BETTER[metric] else -course, -np.inf)
-    return int(signed.argmax()) if np.isfinite(course).any() else -1

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.algorithm import RoundDecision, Rows, State, Weighting
-from hpcfl.block import Block, ClusterMeans, Given, Members
-from hpcfl.engine import Engine
+from hpcfl.algorithm import RoundDecision, Rows, State
+from hpcfl.block import Block, ClusterMeans, Given
+from hpcfl.engine import Engine, Weights
 from hpcfl.errors import Diverged
-from hpcfl.reduce import Reducer, Terms, magnitude, reproducible_sum, to_host
+from hpcfl.reduce import Piece, Reducer, grid_bits, magnitude, reproducible_sum, to_device, to_host
 from hpcfl.rows import Index, compact, put, take
-from hpcfl.topology import ClusterComm
 
 LOCAL, CLUSTER, GLOBAL = 0, 1, 2  # kinds of rounds, by the widest average they formed
 
@@ -41,7 +40,7 @@ class Sendings(dict[str, Sent]):
         return Sent()
 
 
-By = Weighting | np.ndarray | Sent  # weights of a mean
+By = Weights | Sent  # weights of a mean
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Account:
     kind: int = LOCAL
     up: list[tuple[int, int]] = field(default_factory=list)  # (vectors, bytes) towards servers
     down: list[tuple[int, int]] = field(default_factory=list)
-    losses: list[tuple[Index, Tensor]] = field(default_factory=list)  # positions in the group, mean loss
+    losses: list[tuple[Index, Tensor, np.ndarray | None]] = field(default_factory=list)  # Block.train_losses
 
 
 class Round:
@@ -62,71 +61,47 @@ class Round:
         self.decision = decision
         self.account = Account()
         self._rows = engine.hosted(decision.participants)
+        self._census = engine.census(decision.participants)
 
     def clients(
         self,
         work: Callable[[Block, Rows], tuple[Rows, Rows]],
         state: State,
         *,
-        only: np.ndarray | None = None,
         given: Given | None = None,
         full_batch: bool = False,
     ) -> tuple[Rows, Mapping[str, Sent]]:
         """Local phase: runs work(block, own rows) -> (own rows, sent) over this rank's participants, block by block.
 
-        only: bool [K], work for the clients of these clusters. given: what they may read as ``block.shared`` beside the
-        shared state. full_batch: whatever the algorithm's batch size. Returns the local state with the clients' new
-        rows, and what was sent, for the collectives.
+        given: what they may read as ``block.shared`` beside the shared state. full_batch: whatever the algorithm's
+        batch size. Returns the local state with the clients' new rows, and what was sent, for the collectives.
         """
         start = time.perf_counter()
-        sent, names = Sendings(), set[str]()
+        sent = Sendings()
         shared = state.shared if given is None else {**state.shared, **given}
-        clients = 0
-        for members, chosen in self._chosen(only, full_batch):
-            block = Block(members, shared, names, seed=self._engine.seed, round=self.decision.index)
-            rows, mine = members.positions(chosen), members.ids[chosen]
+        for members in self._engine.members(self._rows, full_batch=full_batch):
+            block = Block(members, shared, seed=self._engine.seed, round=self.decision.index)
             own = {name: take(values, members.place) for name, values in state.local.items()}
+            real = slice(0, members.real)
             try:
                 new, out = work(block, own)
             except Exception as error:
-                error.add_note(f"round {self.decision.index}, clients {_listed(members.ids[: members.real])}")
+                error.add_note(f"round {self.decision.index}, clients {_listed(members.ids[real])}")
                 raise
             for name, values in out.items():
                 piece = sent.setdefault(name, Sent())
-                piece.rows.append(_apart(take(values, chosen), state.local))
-                piece.clients.append(mine)
+                piece.rows.append(_apart(take(values, real), state.local))
+                piece.clients.append(members.ids[real])
                 if self._engine.reduce is reproducible_sum:
                     piece.magnitudes.append(magnitude(piece.rows[-1]))
+            if len(new) > 1:  # one may be a view of another's memory
+                new = {name: _apart(values, state.local) for name, values in new.items()}
             for name, values in new.items():
-                put(state.local[name], rows, take(values, chosen))
-            if block.losses:
-                self.account.losses.append((rows, take(block.train_loss(), chosen)))
-            clients += len(mine)
-        for name in names:
-            value = shared[name]
-            vector = value.values[0] if isinstance(value, ClusterMeans) else value
-            self.account.down.append((clients, clients * _bytes(vector)))
+                put(state.local[name], members.real_place, take(values, real))
+            self.account.losses += block.train_losses()
+            self.account.down += block.shared.received()
         self._engine.seconds["compute"] += time.perf_counter() - start
         return state.local, sent
-
-    def _chosen(self, only: np.ndarray | None, full_batch: bool) -> Iterator[tuple[Members, Index]]:
-        """The blocks to work on, and which of their rows count.
-
-        Where most clients of a block are chosen, the others are computed with them and dropped: that is cheaper than a
-        copy of all data but theirs.
-        """
-        for members in self._engine.members(self._rows, full_batch=full_batch):
-            everyone = slice(0, members.real)
-            if only is None:
-                yield members, everyone
-                continue
-            chosen = np.flatnonzero(only[members.cluster[everyone]])
-            if len(chosen) == members.real:
-                yield members, everyone
-            elif 2 * len(chosen) >= members.real:
-                yield members, chosen
-            elif len(chosen):
-                yield members.part(chosen), slice(0, len(chosen))
 
     def mean(self, x: Sent | Tensor, by: By = "client", unchanged: Tensor | None = None) -> Tensor:
         """Collective over the world: mean of what the participants sent, [P], the same bits on every rank.
@@ -136,24 +111,21 @@ class Round:
         result where the total weight is zero; without it that raises Diverged on all ranks.
         """
         x = self._sent(x)
-        if isinstance(by, Sent):
-            total = float(self._sum(by, None))  # one column
-        else:
-            total = float(self._weight_of_each(by).sum())
+        total = float(self._sum(by, "client")) if isinstance(by, Sent) else self._census.total_of_all(by)
         if total == 0.0:
             if unchanged is None:
                 raise Diverged(f"round {self.decision.index}: the participants' weights sum to zero")
             return unchanged
-        self._widest(GLOBAL)
-        self._count_up(x)
-        return (self._sum(x, self._weights(x, by)) / total).to(self._engine.task.dtype)
+        self.account.kind = GLOBAL
+        self._count_up(self._pieces(x, "client"))
+        return (self._sum(x, by) / total).to(self._engine.task.dtype)
 
     def sum(self, x: Sent | Tensor) -> Tensor:
         """Collective over the world: sum of what the participants sent, [P], the same bits on every rank."""
         x = self._sent(x)
-        self._widest(GLOBAL)
-        self._count_up(x)
-        return self._sum(x, None).to(self._engine.task.dtype)
+        self.account.kind = GLOBAL
+        self._count_up(self._pieces(x, "client"))
+        return self._sum(x, "client").to(self._engine.task.dtype)
 
     def cluster_mean(self, x: Sent | Tensor, by: By = "client", only: np.ndarray | None = None) -> ClusterMeans:
         """Collective over each cluster's ranks: mean of what the cluster's participants sent.
@@ -161,107 +133,72 @@ class Round:
         x, by: as in ``mean``. only: bool [K], the clusters that communicate (None: all). A cluster without
         participants, or with a total weight of zero, forms no mean.
         """
-        engine, placement = self._engine, self._engine.topology.placement
-        cluster = placement.cluster[self.decision.participants]
-        present = np.bincount(cluster, minlength=placement.clusters)
-        active = present > 0 if only is None else (present > 0) & only
-        if active.any():
-            self._widest(CLUSTER)
-        hosted = engine.topology.hosted
-        hosted = hosted[active[hosted]]
-        x, into = self._of_clusters(self._sent(x), hosted)
-        self._count_up(x)
-        comm = engine.topology.communicator(hosted)
+        topology, census = self._engine.topology, self._census
+        chosen = census.hosted if only is None else census.hosted & only[topology.hosted]
+        if only is None or (only & census.somewhere).any():
+            self.account.kind = max(self.account.kind, CLUSTER)
+        comm, pieces = topology.communicator(chosen), self._pieces(self._sent(x), by, clusters=True)
+        self._count_up(pieces, chosen)
         if isinstance(by, Sent):
-            total = self._sums(self._of_clusters(by, hosted)[0], None, into, present[hosted], comm).sum(1)  # one column
+            total = self._reduced(comm, self._pieces(by, "client", clusters=True), census.bits, chosen)
         else:
-            weight = self._weight_of_each(by)
-            total = torch.from_numpy(np.bincount(cluster, weight, placement.clusters)[hosted]).to(engine.task.device)
-        sums = self._sums(x, self._weights(x, by), into, present[hosted], comm)
-        formed = to_host(total) > 0.0
-        if not formed.all():
-            hosted, keep = hosted[formed], torch.from_numpy(np.flatnonzero(formed)).to(engine.task.device)
-            sums, total = sums[keep], total[keep]
-        return ClusterMeans(hosted, (sums / total[:, None]).to(engine.task.dtype))
+            total = census.total(by)
+        means = self._reduced(comm, pieces, census.bits, chosen) / total
+        if isinstance(by, Sent):
+            chosen = chosen & (to_host(total) > 0.0).any(1)  # one column
+        return ClusterMeans(topology.hosted, chosen, means.to(self._engine.task.dtype))
 
     def mean_over_clusters(self, means: ClusterMeans, by: np.ndarray) -> Tensor:
         """Collective over the world: mean of the clusters' means [P], the same bits on every rank.
 
         by: weight per cluster of the run [K]. A cluster's first rank sends for it. Zeros where no cluster has a weight.
         """
-        topology = self._engine.topology
-        first = np.array([topology.clusters[c].rank == 0 for c in means.clusters.tolist()], bool)
-        mine = means.clusters[first]
-        rows = take(means.values, np.flatnonzero(first)) if not first.all() else means.values
-        x = Sent([rows], [mine]) if len(mine) else Sent()
-        cluster = topology.placement.cluster[self.decision.participants]
-        total = float(by[np.unique(cluster)].sum())
-        self._widest(GLOBAL)
-        self._count_up(x)
+        mine = np.flatnonzero(means.formed & self._engine.topology.leads)
+        clusters = means.clusters[mine]
+        weights = to_device(by[clusters, None], self._engine.task.device)
+        pieces = [Piece(take(means.values, compact(mine)), clusters, weights)]
+        self.account.kind = GLOBAL
+        self._count_up(pieces)
         self.account.down += self.account.up[-1:]
-        weights = [torch.from_numpy(by[mine, None]).to(rows.device)] if len(mine) else []
-        return (self._sum(x, weights, len(by)) / (total or 1.0)).to(self._engine.task.dtype)
+        total = float(by[self._census.somewhere].sum())
+        sums = self._reduced(self._engine.topology.world, pieces, grid_bits(len(by)))
+        return (sums[0] / (total or 1.0)).to(self._engine.task.dtype)
 
     def _sent(self, x: Sent | Tensor) -> Sent:
         if isinstance(x, Sent):
             return x
-        return Sent([take(x, compact(self._rows))], [self._engine.group.ids[self._rows]]) if len(self._rows) else Sent()
+        group = self._engine.group
+        if self._rows is self._engine.everyone:
+            return Sent([x], [group.ids])
+        return Sent([take(x, compact(self._rows))], [group.ids[self._rows]])
 
-    def _of_clusters(self, x: Sent, clusters: np.ndarray) -> tuple[Sent, list[np.ndarray]]:
-        """What clients of these clusters sent, and for each row the position of its cluster."""
-        of = self._engine.topology.placement.cluster
-        into = [np.searchsorted(clusters, of[ids]) for ids in x.clients]
-        if len(clusters) == len(self._engine.topology.hosted):
-            return x, into
-        mine = [np.flatnonzero(np.isin(of[ids], clusters)) for ids in x.clients]
-        part = Sent(
-            [take(rows, m) for rows, m in zip(x.rows, mine, strict=True)],
-            [ids[m] for ids, m in zip(x.clients, mine, strict=True)],
-            [take(top, m) for top, m in zip(x.magnitudes, mine, strict=False)],
-        )
-        return part, [place[m] for place, m in zip(into, mine, strict=True)]
+    def _pieces(self, x: Sent, by: By, *, clusters: bool = False) -> list[Piece]:
+        """What was sent, with its weights. clusters: for sums of the clusters that this rank hosts, not for one sum."""
+        census, pieces = self._census, []
+        for k, (rows, ids) in enumerate(zip(x.rows, x.clients, strict=True)):
+            weights = by.rows[k].to(torch.float64) if isinstance(by, Sent) else census.weights(by, ids)
+            segments = census.segments(ids) if clusters else None
+            pieces.append(Piece(rows, ids, weights, segments, x.magnitudes[k] if x.magnitudes else None))
+        return pieces
 
-    def _sum(self, x: Sent, weights: Sequence[Tensor] | None, n: int | None = None) -> Tensor:
-        """Collective over the world: weighted sum over n terms (None: all participants), [P] float64."""
-        n = len(self.decision.participants) if n is None else n
-        return self._reduced(self._engine.topology.world, Terms(x.rows, x.clients, weights, x.magnitudes or None), n)[0]
+    def _sum(self, x: Sent, by: By) -> Tensor:
+        """Collective over the world: weighted sum over the participants, [P] float64."""
+        bits = grid_bits(len(self.decision.participants))
+        return self._reduced(self._engine.topology.world, self._pieces(x, by), bits)[0]
 
-    def _sums(
-        self, x: Sent, weights: Sequence[Tensor] | None, into: list[np.ndarray], n: np.ndarray, comm: ClusterComm
+    def _reduced(
+        self, comm: Reducer, pieces: Sequence[Piece], bits: np.ndarray, only: np.ndarray | None = None
     ) -> Tensor:
-        """Collective over the clusters' ranks: weighted sums over each cluster's n participants, [H, P] float64."""
-        return self._reduced(comm, Terms(x.rows, x.clients, weights, x.magnitudes or None, len(n), into), n)
-
-    def _reduced(self, comm: Reducer, terms: Terms, n: np.ndarray | int) -> Tensor:
         try:
-            return self._engine.reduce(comm, terms, n, self._engine.task.device)
+            return self._engine.reduce(comm, pieces, bits, self._engine.task.device, only)
         except Diverged as error:
             raise Diverged(f"round {self.decision.index}, {error}") from None
 
-    def _weight_of_each(self, by: Weighting | np.ndarray) -> np.ndarray:
-        """[participants] float64."""
-        participants = self.decision.participants
-        if isinstance(by, np.ndarray):
-            return by[participants]
-        if by == "client":
-            return np.ones(len(participants))
-        return self._engine.topology.placement.samples[participants].astype(np.float64)
-
-    def _weights(self, x: Sent, by: By) -> list[Tensor] | None:
-        """[c, 1] float64 per piece; None for equal weights."""
-        if isinstance(by, Sent):
-            return [w.to(torch.float64) for w in by.rows]
-        if isinstance(by, str) and by == "client":
-            return None
-        weight = by if isinstance(by, np.ndarray) else self._engine.topology.placement.samples
-        return [torch.from_numpy(weight[ids, None]).to(self._engine.task.device, torch.float64) for ids in x.clients]
-
-    def _widest(self, kind: int) -> None:
-        self.account.kind = max(self.account.kind, kind)
-
-    def _count_up(self, x: Sent) -> None:
-        clients = sum(map(len, x.clients))
-        self.account.up.append((clients, clients * (_bytes(x.rows[0][0]) if clients else 0)))
+    def _count_up(self, pieces: Sequence[Piece], only: np.ndarray | None = None) -> None:
+        """Every row, of these sums [S] only, is a vector that its client sends to a server."""
+        vectors = sum(piece.count(only) for piece in pieces)
+        row = pieces[0].rows.shape[1] * pieces[0].rows.element_size() if pieces else 0
+        self.account.up.append((vectors, vectors * row))
 
 
 def _apart(values: Tensor, local: Rows) -> Tensor:

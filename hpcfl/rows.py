@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hpcfl.reduce import to_device
 
-
 Index = slice | np.ndarray
 
 
@@ -19,13 +18,15 @@ def compact(rows: np.ndarray) -> Index:
 
 
 def take(values: Tensor, rows: Index) -> Tensor:
-    """These rows: a view for a slice (nobody writes into it)."""
+    """These rows: the array itself or a view for a slice (nobody writes into it)."""
+    if isinstance(rows, slice) and rows.stop - rows.start == values.shape[0]:
+        return values
     return values[rows] if isinstance(rows, slice) else values.index_select(0, to_device(rows, values.device))
 
 
 def put(values: Tensor, rows: Index, new: Tensor) -> None:
     """Writes these rows in place."""
     if isinstance(rows, slice):
-        values[rows] = new
+        take(values, rows).copy_(new)
     else:
         values.index_copy_(0, to_device(rows, values.device), new)

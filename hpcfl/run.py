@@ -79,6 +79,7 @@ def create_results(job: Job, built: Built, folder: Path) -> ResultsWriter | None
             metrics=engine.task.metrics,
             exposed=built.algorithm.exposed,
             coins={name: len(p) for name, p in built.coordinator.coins.items()},
+            truth=engine.group.truth is not None,
             dtype=job.run.dtype,
             parameters=list(zip(layout.names, layout.shapes, strict=True)) if job.run.save_models else None,
         )

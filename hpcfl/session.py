@@ -153,7 +153,7 @@ class Report:
         text = "  ".join(
             f"{name.replace('_', ' ')} {value:.4f}"
             for name, value in (means or {}).items()
-            if "test" in name and not name.endswith("sample")
+            if ("test" in name and not name.endswith("sample")) or name == "personal_estimation_error"
         )
         if self.bar:
             self.bar.update(self.task, completed=done, description=text or None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -71,7 +72,7 @@ class Task:
         self.layout = Layout.of(module)
         self.classes, self.l2, self.device, self.dtype = classes, l2, device, dtype
         self.backend = _choose_backend(module, backend, device)
-        self.batched = self.module if self.backend == "model" else None
+        self.batched = cast(BatchedModel, self.module) if self.backend == "model" else None
         self.metrics = ("loss", "accuracy" if classes else "squared_error")
 
     @property
@@ -93,7 +94,7 @@ class Task:
         if not self.module.training:
             self.module.train()
         write: Write
-        if isinstance(self.batched, BatchedModel):
+        if self.batched is not None:
             loss, write = self._own_arithmetic(self.batched, w, batch)
         elif self.backend == "vmap":
             keys = self._keys(batch, len(w))
@@ -105,7 +106,7 @@ class Task:
             return loss, cast(Tensor, Gradient(write))
 
         def with_penalty(factor: Factor, base: Tensor | None) -> Tensor:
-            return write(factor, base).add_(factor * self.l2 * w)
+            return write(factor, base).add_((factor if base is None else -factor) * self.l2 * w)
 
         return loss + 0.5 * self.l2 * (w * w).sum(1), cast(Tensor, Gradient(with_penalty))
 
@@ -117,7 +118,7 @@ class Task:
         def write(factor: Factor, base: Tensor | None) -> Tensor:
             per_client = factor.unsqueeze(-1) if isinstance(factor, Tensor) and factor.dim() else factor
             gradient = model.batched_gradient(w, saved, slope * per_client)
-            return gradient if base is None else gradient.add_(base)
+            return gradient if base is None else torch.sub(base, gradient, out=gradient)
 
         return loss, write
 
@@ -125,7 +126,7 @@ class Task:
     def evaluate(self, w: Tensor, batch: Batch) -> Tensor:
         """Sums over real samples [C, 2], float64: per-sample loss, and correct predictions or squared errors."""
         self.module.eval()
-        if isinstance(self.batched, BatchedModel):
+        if self.batched is not None:
             outputs, _ = self.batched.batched_outputs(w, batch.x)
         elif self.backend == "vmap":
             outputs = vmap(self._outputs)(w, batch.x)
@@ -180,7 +181,7 @@ class Task:
                     if start is None:
                         torch.mul(gradient, scale, out=into)
                     else:
-                        torch.add(start[n], gradient, alpha=scale, out=into)
+                        torch.sub(start[n], gradient, alpha=scale, out=into)
             return result
 
         return loss, write
@@ -204,13 +205,29 @@ class Task:
             loss = -(logs.gather(-1, label).squeeze(-1) * batch.weight).sum(1)
             slope = logs.exp_().scatter_add_(-1, label, torch.full_like(label, -1, dtype=logs.dtype))
         else:
-            slope = outputs - batch.y.unsqueeze(-1)
-            loss = 0.5 * (slope.squeeze(-1) ** 2 * batch.weight).sum(1)
+            return squared_loss_and_slope(outputs, batch)
         return loss, slope.mul_(batch.weight.unsqueeze(-1))
 
 
+def squared_loss_and_slope(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Weighted half squared error [C] and its derivative by the outputs [C, B, 1]; overwrites the outputs.
+
+    On the CPU by NumPy: there are regressions with so little to compute that the calls are what they cost.
+    """
+    if outputs.is_cpu:
+        residual = outputs.numpy()[..., 0]
+        residual -= batch.y.numpy()
+        slope = residual * batch.weight.numpy()
+        loss = np.einsum("cb,cb->c", slope, residual)
+        loss *= 0.5
+        return torch.from_numpy(loss), torch.from_numpy(slope[..., None])
+    difference = outputs.squeeze(-1).sub_(batch.y)
+    weighted = difference * batch.weight
+    return torch.linalg.vecdot(weighted, difference).mul_(0.5), weighted.unsqueeze(-1)
+
+
 def _scaled(gradient: Tensor, factor: Factor, base: Tensor | None) -> Tensor:
-    return gradient * factor if base is None else base + factor * gradient
+    return gradient * factor if base is None else base - factor * gradient
 
 
 def _choose_backend(module: nn.Module, backend: str, device: torch.device) -> str:

@@ -15,12 +15,13 @@ from hpcfl.placement import Placement
 class ClusterComm:
     """Some of the clusters that this rank hosts, as one communicator: each reduces a row of its own."""
 
-    def __init__(self, comms: Sequence[Comm]):
-        """comms: one per cluster, in the order of cluster ids, which all ranks keep: so nothing can deadlock."""
-        self._spanning = [(row, comm) for row, comm in enumerate(comms) if comm.size > 1]
+    def __init__(self, spanning: Sequence[tuple[int, Comm]]):
+        """spanning: row and communicator of those on several ranks, by cluster id: so nothing can deadlock."""
+        self._spanning = spanning
+        self.size = max((comm.size for _, comm in spanning), default=1)
 
     def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
-        """Collective over each cluster's ranks: reduces row k [...] of a contiguous array [clusters, ...] in place."""
+        """Collective over each cluster's ranks: reduces its row [...] of a contiguous array [H, ...] in place."""
         for row, comm in self._spanning:
             comm.allreduce(array[row : row + 1], op, phase)
 
@@ -46,6 +47,15 @@ class Topology:
         """[H] ids of the clusters that this rank hosts, ascending."""
         return np.array(list(self.clusters), np.int64)
 
-    def communicator(self, clusters: np.ndarray) -> ClusterComm:
-        """Of some of the hosted clusters, ascending ids."""
-        return ClusterComm([self.clusters[c] for c in clusters.tolist()])
+    @cached_property
+    def leads(self) -> np.ndarray:
+        """[H] bool: the hosted clusters whose first rank this is."""
+        return np.array([comm.rank == 0 for comm in self.clusters.values()], bool)
+
+    @cached_property
+    def _spanning(self) -> list[tuple[int, Comm]]:
+        return [(row, comm) for row, comm in enumerate(self.clusters.values()) if comm.size > 1]
+
+    def communicator(self, chosen: np.ndarray) -> ClusterComm:
+        """Of some of the hosted clusters: bool [H]."""
+        return ClusterComm([(row, comm) for row, comm in self._spanning if chosen[row]])

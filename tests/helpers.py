@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -15,6 +15,7 @@ from hpcfl import rng
 from hpcfl.algorithm import RoundDecision, State
 from hpcfl.build import Population, make_group
 from hpcfl.comm import Comm
+from hpcfl.coordinator import flip_coins
 from hpcfl.engine import Engine
 from hpcfl.evaluate import personal_models
 from hpcfl.group import pack
@@ -207,10 +208,27 @@ def make_engine(
     return Engine(task, group, Topology.build(world, world.node(), placement), algorithm, seed=seed, **options)
 
 
-def decide(engine: Engine, index: int, participants: Sequence[int] | None = None, **coins: np.ndarray) -> RoundDecision:
+def ready(data: Samples, options: Any, **engine_options: Any) -> tuple[Engine, Any]:
+    """Collective over the world. An engine as by ``make_engine``, and the algorithm of these options, prepared."""
+    engine = make_engine(data, options, **engine_options)
+    return engine, options.prepare(engine)
+
+
+def decide(engine: Engine, index: int, participants: Sequence[int] | None = None, **coins: Any) -> RoundDecision:
     """The decision for one round; absent participants: everyone."""
     ids = np.arange(engine.group.population) if participants is None else np.array(participants, np.int64)
-    return RoundDecision(index, ids, coins, evaluate=False, checkpoint=False, stop=None)
+    fell = {name: np.array(sides, bool) for name, sides in coins.items()}
+    return RoundDecision(index, ids, fell, evaluate=False, checkpoint=False, stop=None)
+
+
+def drawn(
+    engine: Engine, algorithm: Any, cohorts: Sequence[Sequence[int] | None], first: int = 0
+) -> Iterator[RoundDecision]:
+    """The decisions for rounds with these participants (None: everyone), and the coins of a run with the same seed."""
+    probabilities = algorithm.coins(engine.topology.placement.clusters)
+    coins = flip_coins(engine.seed, first, len(cohorts), probabilities) if cohorts else {}
+    for k, participants in enumerate(cohorts):
+        yield decide(engine, first + k, participants, **{name: fell[k] for name, fell in coins.items()})
 
 
 def play(
@@ -221,10 +239,10 @@ def play(
     first: int = 0,
     accounts: list[Account] | None = None,
 ) -> State:
-    """The state after these rounds: their number, or the participants of each (None: everyone)."""
+    """The state of a prepared algorithm after rounds: their number, or the participants of each (None: everyone)."""
     state = algorithm.init(engine.task, engine.group) if state is None else state
-    for k, participants in enumerate([None] * rounds if isinstance(rounds, int) else rounds):
-        round = Round(engine, decide(engine, first + k, participants))
+    for decision in drawn(engine, algorithm, [None] * rounds if isinstance(rounds, int) else rounds, first):
+        round = Round(engine, decision)
         state = algorithm.round(state, round)
         if accounts is not None:
             accounts.append(round.account)

@@ -72,6 +72,51 @@ WRONG_SETTINGS = [
     (["algorithm.lr"], "expected part.key=value"),
 ]
 
+KNOWN_CLUSTERS = ['algorithm={name="async_l2gd"}', "partition.clusters=4", 'model={name="logistic"}']
+WRONG_SETTINGS += [
+    ([*KNOWN_CLUSTERS, *changes], expected)
+    for changes, expected in [
+        (
+            ["algorithm.alpha=0.5", "algorithm.lam=1"],
+            "algorithm.alpha and algorithm.lam: give one of the two, not both",
+        ),
+        (["algorithm.alpha=1.5"], "algorithm.alpha = 1.5: expected less than or equal to 1"),
+        (["algorithm.alpha=[0.5, 0.2]"], "algorithm.alpha: 2 values, expected one, or one per cluster (4)"),
+        (["algorithm.lam=-1"], "algorithm.lam = -1: expected greater than or equal to 0"),
+        (["algorithm.lam=[1, 2]"], "algorithm.lam: 2 values, expected one, or one per cluster (4)"),
+        (["algorithm.gamma=0"], "algorithm.gamma = 0: expected greater than 0"),
+        (["algorithm.gamma=[1.0, -2.0]"], "algorithm.gamma.1 = -2.0: expected greater than 0"),
+        (["algorithm.gamma=[1.0, 2.0]"], "algorithm.gamma: 2 values, expected one, or one per client (40)"),
+        (['algorithm.gamma="big"'], 'algorithm.gamma = "big": expected a list or a number'),
+        (['algorithm.objective="total"'], "algorithm.objective = \"total\": expected 'mean' or 'sum'"),
+        (["algorithm.p_global=1"], "algorithm.p_global = 1: expected less than 1"),
+        (["algorithm.p_global=-0.1"], "algorithm.p_global = -0.1: expected greater than or equal to 0"),
+        (["algorithm.p_global=0"], "algorithm.p_global = 0: clusters would never be averaged with each other"),
+        (['algorithm.p_global="optimal"'], 'algorithm.p_global and algorithm.p_cluster: "optimal" finds both together'),
+        (["algorithm.p_cluster=1.0"], "algorithm.p_cluster = 1.0: expected less than 1"),
+        (["algorithm.p_cluster=[0.1, 1.0]"], "algorithm.p_cluster.1 = 1.0: expected less than 1"),
+        (["algorithm.p_cluster=[0.1, 0.2]"], "algorithm.p_cluster: 2 values, expected one, or one per cluster (4)"),
+        (["algorithm.p_cluster=[]"], "algorithm.p_cluster = []: expected"),
+        (['algorithm.p_cluster="best"'], 'algorithm.p_cluster = "best": expected'),
+        (
+            ["algorithm.p_cluster=0", "algorithm.tau=0.5"],
+            "algorithm.tau = 0.5: for cluster 0 (and 3 others), with p_cluster",
+        ),
+        (['algorithm.tau="often"'], "algorithm.tau = \"often\": expected 'balance', 'bound' or 'exact'"),
+        (["algorithm.tau=1.5"], "algorithm.tau = 1.5: expected less than or equal to 1"),
+        (["algorithm.tau=[0.1, 0.2, 0.3]"], "algorithm.tau: 3 values, expected one, or one per cluster (4)"),
+        (
+            [f"algorithm.gamma={[1.0] * 39 + [2.0]}", 'algorithm.tau="exact"'],
+            'algorithm.tau = "exact": gamma differs inside cluster 3, so the best tau would change with the models',
+        ),
+        (["algorithm.smoothness=0"], "algorithm.smoothness = 0: expected greater than 0"),
+        (["algorithm.lr=50"], "algorithm.lr = 50: averaging would overshoot the means"),
+        (["algorithm.local_steps=3"], "algorithm.local_steps: unknown option; valid: alpha, "),
+        (['model={name="mlp"}'], "algorithm.smoothness: can be found for linear and logistic models only; give it"),
+        (["model.reference=1"], "model.reference = 1: expected true or false"),
+    ]
+]
+
 
 def complaints(capsys, *arguments: object) -> list[str]:
     """Runs the command line; checks exit code 2 and the form of what it says; returns the lines."""

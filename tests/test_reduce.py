@@ -11,7 +11,7 @@ from helpers import CPU, on_ranks, same_bits
 
 from hpcfl.comm import Comm
 from hpcfl.errors import Diverged
-from hpcfl.reduce import Terms, column_sums, float64_sum, magnitude, reproducible_sum
+from hpcfl.reduce import Piece, column_sums, float64_sum, grid_bits, magnitude, reproducible_sum
 
 DTYPES = [torch.float32, torch.float64]
 SUMS = [reproducible_sum, float64_sum]
@@ -27,9 +27,8 @@ def terms(n=60, columns=7, dtype=torch.float32, seed=0):
 
 def total(rows, weights=None, function=reproducible_sum, comm=None, participants=None, **options):
     """The sum of one piece on one rank."""
-    weights = None if weights is None else [weights]
     n = len(rows) if participants is None else participants
-    return function(comm or Comm(), Terms([rows], [np.arange(len(rows))], weights, **options), n, CPU)[0]
+    return function(comm or Comm(), [Piece(rows, np.arange(len(rows)), weights, **options)], grid_bits(n), CPU)[0]
 
 
 def spread(rows, weights, ranks, seed, function=reproducible_sum):
@@ -46,8 +45,8 @@ def spread(rows, weights, ranks, seed, function=reproducible_sum):
 
     def rank(comm):
         mine = pieces[comm.rank]
-        theirs = None if weights is None else [weights[p] for p in mine]
-        return function(comm, Terms([rows[p] for p in mine], mine, theirs), len(rows), CPU)[0]
+        terms = [Piece(rows[p], p, None if weights is None else weights[p]) for p in mine]
+        return function(comm, terms, grid_bits(len(rows)), CPU)[0]
 
     return on_ranks(ranks, rank)
 
@@ -140,7 +139,7 @@ def test_extremes(function):
 
 def test_magnitudes_that_are_known_already():
     rows, weights = terms(columns=20)
-    assert same_bits(total(rows, weights, magnitudes=[magnitude(rows)]), total(rows, weights))
+    assert same_bits(total(rows, weights, magnitudes=magnitude(rows)), total(rows, weights))
 
 
 @pytest.mark.parametrize("columns", [3, 5000])
@@ -169,8 +168,8 @@ def test_divergence_is_raised_by_all_ranks(function, weighted, where, value, dty
 
     def rank(comm):
         mine = slice(5 * comm.rank, 5 * comm.rank + 5)
-        theirs = [weights[mine]] if weighted else None
-        return function(comm, Terms([rows[mine]], [10 * comm.rank + np.arange(5)], theirs), 15, CPU)[0]
+        piece = Piece(rows[mine], 10 * comm.rank + np.arange(5), weights[mine] if weighted else None)
+        return function(comm, [piece], grid_bits(15), CPU)[0]
 
     errors = on_ranks(3, rank, fails=Diverged)
     assert {str(error) for error in errors} == {f"client {10 * where + 3}: what it sends is not finite"}
@@ -188,8 +187,9 @@ def test_ranks_without_rows(function, holder):
 
     def rank(comm):
         if comm.rank == holder:
-            return function(comm, Terms([rows[:3], rows[3:]], [np.arange(3), np.arange(3, 8)]), 8, CPU)[0]
-        return function(comm, Terms([], []), 8, CPU)[0]
+            pieces = [Piece(rows[:3], np.arange(3)), Piece(rows[3:], np.arange(3, 8))]
+            return function(comm, pieces, grid_bits(8), CPU)[0]
+        return function(comm, [], grid_bits(8), CPU)[0]
 
     for found in on_ranks(3, rank):
         np.testing.assert_allclose(found, exact(rows), rtol=1e-12)

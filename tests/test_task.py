@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
+from hpcfl.errors import InputError
 from hpcfl.models import Spec
 from hpcfl.models.cnn import CNN
 from hpcfl.models.dense import MLP, Linear, Logistic
@@ -25,6 +26,9 @@ MODELS = {  # model, shape of a sample, classes
     "linear-l2": (Linear(l2=0.3), (3,), None),
     "logistic": (Logistic(), (3,), 4),
     "logistic-without-bias-l2": (Logistic(bias=False, l2=0.3), (2, 2), 4),
+    "logistic-reference": (Logistic(reference=True), (3,), 4),
+    "logistic-reference-two-classes": (Logistic(reference=True, l2=0.3), (3,), 2),
+    "logistic-reference-two-classes-without-bias": (Logistic(reference=True, bias=False), (2, 2), 2),
     "mlp": (MLP(hidden=(5,)), (3,), 4),
     "mlp-deep-l2": (MLP(hidden=(5, 4), l2=0.3), (3,), 4),
     "mlp-without-bias": (MLP(hidden=(5, 4), bias=False), (3,), 3),
@@ -156,7 +160,7 @@ def test_padded_samples_change_nothing(name, backend):
     changed = replace(batch, x=batch.x.clone(), y=batch.y.clone())
     padding = batch.weight == 0
     changed.x[padding] = 1e3
-    changed.y[padding] = 2
+    changed.y[padding] = 1
     for a, b in zip(
         [*task.gradient(w, batch), task.evaluate(w, batch)],
         [*task.gradient(w, changed), task.evaluate(w, changed)],
@@ -173,6 +177,8 @@ REALISTIC = {
     "linear-without-bias": (Linear(bias=False), (13,), None),
     "logistic": (Logistic(), (64,), 10),
     "logistic-l2": (Logistic(bias=False, l2=0.1), (60,), 10),
+    "logistic-reference": (Logistic(reference=True), (13,), 2),
+    "logistic-reference-many-classes": (Logistic(reference=True, l2=0.1), (60,), 10),
     "mlp": (MLP(hidden=(64,)), (64,), 10),
     "mlp-deep": (MLP(hidden=(40, 33), bias=False), (30,), 3),
     "mlp-regression": (MLP(hidden=(20,)), (30,), None),
@@ -225,6 +231,38 @@ def test_start_is_the_module_s_own(name):
     assert same_bits(task.start(), expected)
     if isinstance(model, Linear | Logistic):
         assert not expected.any()
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_reference_class_has_logit_zero_and_no_parameters(classes):
+    """The loss is that of the usual model with zeros for the first class; of two classes, by the logistic function."""
+    full, reference = (
+        Task(built(Logistic(reference=r), (3,), classes), (3,), classes, device=CPU, dtype=torch.float64)
+        for r in (False, True)
+    )
+    assert reference.layout.size == (classes - 1) * 4
+    w, batch = weights(reference, 3), samples((3,), classes, 3, 6)
+    matrix, bias = w[:, : 3 * (classes - 1)], w[:, 3 * (classes - 1) :]
+    zeros = torch.zeros(3, 3, dtype=w.dtype), torch.zeros(3, 1, dtype=w.dtype)
+    padded = torch.cat([zeros[0], matrix, zeros[1], bias], 1)
+    loss, gradient = reference.gradient(w, batch)
+    right_loss, right_gradient = full.gradient(padded, batch)
+    np.testing.assert_allclose(loss, right_loss, rtol=1e-12)
+    of_matrix, of_bias = right_gradient[:, 3 : 3 * classes], right_gradient[:, 3 * classes + 1 :]
+    np.testing.assert_allclose(gradient, torch.cat([of_matrix, of_bias], 1), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(reference.evaluate(w, batch), full.evaluate(padded, batch), rtol=1e-12)
+    if classes == 2:
+        odds = (batch.x * matrix[:, None]).sum(2) + bias
+        signs = 2.0 * batch.y - 1
+        np.testing.assert_allclose(loss, torch.log1p(torch.exp(-signs * odds)).mean(1), rtol=1e-12)
+        np.testing.assert_array_equal(reference.evaluate(w, batch)[:, 1], ((odds > 0) == batch.y).sum(1))
+
+
+def test_a_reference_class_needs_another_one():
+    with pytest.raises(
+        InputError, match=r"^model.reference = true: needs at least two classes, but the data have one$"
+    ):
+        built(Logistic(reference=True), (3,), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

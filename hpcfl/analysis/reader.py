@@ -17,6 +17,8 @@ import numpy as np
 from hpcfl.errors import InputError
 from hpcfl.results_schema import FILETYPE, FORMAT_VERSION, HIGHER_IS_BETTER
 
+COINS = ("global", "cluster")
+
 
 class Run:
     """One results file, as it was when it was opened: to follow a running job, open it again.
@@ -115,6 +117,23 @@ class Run:
     def metric(self) -> str:
         """The metric to show first: accuracy, or squared_error for regression."""
         return self.metrics[-1]
+
+    @property
+    def truth(self) -> bool:
+        """Whether the clients' true parameters were known: read("/per_client/<model>/estimation_error")."""
+        return "estimation_error" in self.file[f"/per_client/{self.models[0]}"]
+
+    @property
+    def clusters(self) -> int:
+        return int(self.file["/clients"].attrs["clusters"])
+
+    @property
+    def averages_by_coins(self) -> bool:
+        """Whether one coin "global" and a coin "cluster" of each cluster say who averages in a round."""
+        shapes = [
+            self.file[f"/rounds/coins_{name}"].shape[1:] for name in COINS if f"coins_{name}" in self.file["/rounds"]
+        ]
+        return shapes == [(1,), (self.clusters,)]
 
     @property
     def exposed(self) -> tuple[str, ...]:

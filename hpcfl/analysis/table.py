@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +13,50 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from hpcfl import results_schema as layout
+from hpcfl import results_means as formulas
+from hpcfl.analysis.communication import communication
 from hpcfl.analysis.reader import Run, find
 from hpcfl.errors import InputError
+from hpcfl.results_schema import TOTALS
 
+SENT = tuple(name for name in TOTALS if name != "seconds")
 WORDS = {"accuracy": "accuracy", "squared_error": "sq. error"}
 TOLERANCE = 1e-9  # relative, between a stored mean and the recomputed one: rounding of another order of summation
 BLOCK = 1 << 22  # values per client in memory at once
 
 
-def table(files: Iterable[Path]) -> Table:
+@dataclass(frozen=True)
+class Row:
+    """The cells of a run; most have two lines."""
+
+    metric: str
+    about: list[str]
+    quality: list[str]  # in the metric
+    loss: str
+    error: str | None  # of estimation; None: the true parameters are not known
+    cost: list[str]
+
+
+def table(files: Iterable[Path], *, merged: bool = False) -> Table:
     """One row per run; files are results files, run folders, or folders with runs below them.
 
-    A stored mean that does not follow from the values per client is complained about below the table, as is a file in
-    a folder that cannot be read. Raises InputError for a file that was named and cannot be read.
+    merged: vectors and MB count consecutive averagings by coins once (analysis/communication.py). A stored mean that
+    does not follow from the values per client is complained about below the table, as are a file in a folder that
+    cannot be read, and a run whose averagings cannot be merged. Raises InputError for a file that was named and cannot
+    be read.
     """
-    rows, metrics, choosers, warnings = [], set(), set(), []
+    rows, metrics, choosers, warnings = list[Row](), set(), set(), list[str]()
     for path, named in find(files):
         try:
             with Run(path) as run:
-                rows.append(_row(run))
+                sent = {name: int(run.read(f"/rounds/{name}").sum()) for name in SENT}
+                if merged and run.averages_by_coins:
+                    try:
+                        cost = communication(run, merged=True)
+                        sent = {name: getattr(cost, name) for name in SENT}
+                    except InputError as error:
+                        warnings.append(f"warning: {error}; not merged")
+                rows.append(_row(run, sent))
                 metrics.add(run.metric)
                 choosers.add(_chooser(run))
                 warnings += [f"warning: {run.path}: {line}" for line in mismatches(run)]
@@ -45,14 +71,17 @@ def table(files: Iterable[Path]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=note, caption_justify="left", caption_style="red")
     for header in ("run", "status"):
         shown.add_column(header, overflow="fold", max_width=32)
-    for header in ("clients", f"personal\n{word}", "worst\ndecile", f"global\n{word}", best, "loss"):
+    errors = any(row.error is not None for row in rows)
+    how = "merged" if merged else "up, down"
+    headers = ["clients", f"personal\n{word}", "worst\ndecile", f"global\n{word}", best, "loss"]
+    headers += ["estimation\nerror"] * errors
+    for header in (*headers, f"vectors\n{how}", f"MB\n{how}", "seconds"):
         shown.add_column(header, justify="right", overflow="fold")
-    for header in ("vectors\nup, down", "MB\nup, down", "seconds"):
-        shown.add_column(header, justify="right", overflow="fold")
-    for metric, left, quality, right in rows:
-        if mixed and metric == "squared_error":
+    for row in rows:
+        quality = row.quality
+        if mixed and row.metric == "squared_error":
             quality = [cell if cell == "-" else re.sub(r"^[^\n]+", r"(\g<0>)", cell) for cell in quality]
-        shown.add_row(*map(escape, [*left, *quality, *right]))
+        shown.add_row(*map(escape, [*row.about, *quality, row.loss, *[row.error or "-"] * errors, *row.cost]))
     return shown
 
 
@@ -60,33 +89,39 @@ def mismatches(run: Run) -> Iterator[str]:
     """What in the stored means does not follow from the values per client, one line per column."""
     for model in run.models:
         for split in run.splits:
+            samples = run.read(f"/clients/n_{split}")
             for metric in run.metrics:
-                yield from _check_course(run, model, split, metric)
+                values, means = f"/per_client/{model}/{split}_{metric}", f"/evaluations/{model}_{split}_{metric}"
+                yield from _check_course(run, values, means, partial(formulas.client_mean, samples=samples))
+                yield from _check_course(
+                    run, values, f"{means}_by_sample", partial(formulas.sample_mean, samples=samples)
+                )
+        if run.truth:
+            values, means = f"/per_client/{model}/estimation_error", f"/evaluations/{model}_estimation_error"
+            yield from _check_course(run, values, means, formulas.client_mean)
     last = run.evaluations_done - 1
     if last < 0 or run.file["/final/evaluation"][()] != last:
         return
     for model in run.models:
-        for metric in run.metrics:
-            for name, value in _last(run, model, metric).items():
-                stored = float(run.file[f"/final/{model}_test_{metric}_{name}"][()])
-                if not _same(stored, value):
-                    yield f"/final/{model}_test_{metric}_{name} is {stored:.6g}, but the clients give {value:.6g}"
+        found = {f"test_{metric}_{name}": x for metric in run.metrics for name, x in _last(run, model, metric).items()}
+        found |= {f"estimation_error_{name}": x for name, x in _last_error(run, model).items() if run.truth}
+        for name, value in found.items():
+            stored = float(run.file[f"/final/{model}_{name}"][()])
+            if not _same(stored, value):
+                yield f"/final/{model}_{name} is {stored:.6g}, but the clients give {value:.6g}"
 
 
-def _check_course(run: Run, model: str, split: str, metric: str) -> Iterator[str]:
-    data = run.file[f"/per_client/{model}/{split}_{metric}"]
-    samples = run.read(f"/clients/n_{split}")
+def _check_course(run: Run, values: str, means: str, mean: Callable[[np.ndarray], float]) -> Iterator[str]:
+    """The first row of ``means`` that is not the mean of that row of ``values``."""
+    data, stored = run.file[values], run.read(means)
     step = max(1, BLOCK // max(1, run.clients))
-    for suffix, mean in (("", layout.client_mean), ("_by_sample", layout.sample_mean)):
-        path = f"/evaluations/{model}_{split}_{metric}{suffix}"
-        stored = run.read(path)
-        for first in range(0, run.evaluations_done, step):
-            block = data[first : min(first + step, run.evaluations_done)]
-            wrong = [k for k, row in enumerate(block) if not _same(stored[first + k], mean(row, samples))]
-            if wrong:
-                found, row = mean(block[wrong[0]], samples), first + wrong[0]
-                yield f"{path}[{row}] is {stored[row]:.6g}, but the clients give {found:.6g}"
-                break
+    for first in range(0, run.evaluations_done, step):
+        block = data[first : min(first + step, run.evaluations_done)]
+        wrong = [k for k, row in enumerate(block) if not _same(stored[first + k], mean(row))]
+        if wrong:
+            found, row = mean(block[wrong[0]]), first + wrong[0]
+            yield f"{means}[{row}] is {stored[row]:.6g}, but the clients give {found:.6g}"
+            return
 
 
 def _last(run: Run, model: str, metric: str) -> dict[str, float]:
@@ -94,35 +129,45 @@ def _last(run: Run, model: str, metric: str) -> dict[str, float]:
     values, samples = run.last(f"/per_client/{model}/test_{metric}"), run.read("/clients/n_test")
     if values is None:
         return dict.fromkeys(("mean", "std", "worst_decile"), np.nan)
-    worst = layout.worst_decile(values, samples, metric)
     return {
-        "mean": layout.client_mean(values, samples),
-        "std": layout.deviation(values, samples),
-        "worst_decile": worst,
+        "mean": formulas.client_mean(values, samples),
+        "std": formulas.deviation(values, samples),
+        "worst_decile": formulas.worst_decile(values, samples, metric),
     }
 
 
-def _row(run: Run) -> tuple[str, list[str], list[str], list[str]]:
-    """The metric, and the cells: about the run, in that metric, and the rest. Most cells have two lines."""
+def _last_error(run: Run, model: str) -> dict[str, float]:
+    """Mean and deviation over clients of the estimation error, as ``_last``; nothing without true parameters."""
+    values = run.last(f"/per_client/{model}/estimation_error") if run.truth else None
+    if values is None:
+        return dict.fromkeys(("mean", "std"), np.nan)
+    return {"mean": formulas.client_mean(values), "std": formulas.deviation(values)}
+
+
+def _row(run: Run, sent: Mapping[str, int]) -> Row:
     main, planned = run.models[0], len(run.file["/rounds/round"])
     seed = "" if run.seed is None else f", seed {run.seed}"
     progress = f"{run.rounds_done}" if run.rounds_done == planned else f"{run.rounds_done}/{planned}"
-    left = [f"{run.name}\n{run.algorithm}{seed}", f"{'killed' if run.stale else run.status}\n{progress} rounds"]
+    about = [f"{run.name}\n{run.algorithm}{seed}", f"{'killed' if run.stale else run.status}\n{progress} rounds"]
     values = {model: _last(run, model, run.metric) for model in run.models}
     quality = [_spread(values.get("personal")), _number(values[main]["worst_decile"])]
     quality += [_spread(values.get("global")), _best(run, main)]
-    total = {name: run.read(f"/rounds/{name}").sum() for name in layout.TOTALS}
-    vectors, megabytes = ([total[f"{what}_{way}"] for way in ("up", "down")] for what in ("vectors", "bytes"))
-    right = [
-        "\n".join(map(_short, vectors)),
-        "\n".join(f"{n / 1e6:,.2f}" for n in megabytes),
-        f"{total['seconds']:,.1f}",
-    ]
-    return run.metric, [*left, f"{run.clients:,}"], quality, [_number(_last(run, main, "loss")["mean"]), *right]
+    return Row(
+        run.metric,
+        [*about, f"{run.clients:,}"],
+        quality,
+        loss=_number(_last(run, main, "loss")["mean"]),
+        error=_spread(_last_error(run, main)) if run.truth else None,
+        cost=[
+            "\n".join(_short(sent[f"vectors_{way}"]) for way in ("up", "down")),
+            "\n".join(f"{sent[f'bytes_{way}'] / 1e6:,.2f}" for way in ("up", "down")),
+            f"{run.read('/rounds/seconds').sum():,.1f}",
+        ],
+    )
 
 
 def _best(run: Run, model: str) -> str:
-    row = layout.best_evaluation(run.read(f"/evaluations/{model}_{_chooser(run)}_{run.metric}"), run.metric)
+    row = formulas.best_evaluation(run.read(f"/evaluations/{model}_{_chooser(run)}_{run.metric}"), run.metric)
     if row < 0:
         return "-"
     value, at = (run.read(f"/evaluations/{name}")[row] for name in (f"{model}_test_{run.metric}", "round"))

@@ -17,7 +17,6 @@ from hpcfl.options import Counts
 from hpcfl.registry import register
 from hpcfl.vectors import Layout
 
-
 SMALL = 8192  # elements of a matrix
 
 
@@ -29,14 +28,12 @@ class Dense(nn.Module):
     needs. Tests hold that it agrees with it.
     """
 
-    def __init__(
-        self, inputs: int, hidden: Sequence[int], outputs: int, bias: bool = True, *, reference: bool = False
-    ):
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, bias: bool = True, *, reference: bool = False):
         """reference: the first output is always 0 and has no parameters."""
         super().__init__()
         self.reference = reference
-        widths = [inputs, *hidden, outputs - reference]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
+        self.widths = [inputs, *hidden, outputs - reference]
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(self.widths))
         self.bias = bias
         self.layout = Layout.of(self)
 
@@ -48,28 +45,57 @@ class Dense(nn.Module):
 
     def batched_outputs(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """w [C, P], x [C, B, ...] -> outputs [C, B, O], and the input of every layer with the weight it meets."""
-        h = x.flatten(2)
+        h = x if x.dim() == 3 else x.flatten(2)
+        if self._is_vector(h):
+            return self._with_reference(self._vector_outputs(w, h)), [h]
         saved = []
         for k, (weight, bias) in enumerate(self._pairs(w)):
             if k > 0:
                 h = h.relu_()
             saved += [h, weight]
-            h = _product(h, weight.transpose(1, 2), bias)
+            product = weight.transpose(1, 2)
+            h = torch.bmm(h, product) if bias is None else torch.baddbmm(bias.unsqueeze(1), h, product)
         return self._with_reference(h), saved
 
     def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
         """Back-propagation: slope [C, B, O] of the loss by the outputs -> gradient [C, P]."""
         slope = slope[..., 1:] if self.reference else slope
         gradient = w.new_empty(w.shape)
+        if self._is_vector(saved[0]):
+            return self._vector_gradient(gradient, saved[0], slope)
         targets = self._pairs(gradient)
         for k in reversed(range(len(targets))):
             h, weight = saved[2 * k : 2 * k + 2]
             into_weight, into_bias = targets[k]
-            _product(slope.transpose(1, 2), h, out=into_weight)
+            torch.bmm(slope.transpose(1, 2), h, out=into_weight)
             if into_bias is not None:
                 torch.sum(slope, 1, out=into_bias)
             if k > 0:
                 slope = torch.bmm(slope, weight).mul_(h > 0)
+        return gradient
+
+    def _is_vector(self, x: Tensor) -> bool:
+        """Whether the model is one vector, which meets small matrices on the CPU: [C, B, features].
+
+        NumPy's loop over C products of a matrix and a vector takes a half to a quarter of the time of torch.bmm. (For
+        large ones its library would use threads of its own, which give other last bits.)
+        """
+        return self.widths[1:] == [1] and x.is_cpu and x.shape[1] * x.shape[2] <= SMALL
+
+    def _vector_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """[C, P], [C, B, features] -> [C, B, 1]."""
+        flat, features = w.numpy(), self.widths[0]
+        outputs = np.matmul(x.numpy(), flat[:, :features, None])
+        if self.bias:
+            outputs += flat[:, features:, None]
+        return torch.from_numpy(outputs)
+
+    def _vector_gradient(self, gradient: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+        """Fills in gradient [C, P] from x [C, B, features] and slope [C, B, 1]."""
+        flat, slopes, features = gradient.numpy(), slope.numpy(), self.widths[0]
+        np.matmul(slopes.transpose(0, 2, 1), x.numpy(), out=flat[:, None, :features])
+        if self.bias:
+            np.sum(slopes, axis=1, out=flat[:, features:])
         return gradient
 
     def _with_reference(self, h: Tensor) -> Tensor:
@@ -82,22 +108,6 @@ class Dense(nn.Module):
         if self.bias:
             return list(zip(views[0::2], views[1::2], strict=True))
         return [(weight, None) for weight in views]
-
-
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """a [C, m, k] times b [C, k, n], plus bias [C, n].
-
-    On the CPU a small matrix times a vector goes through NumPy, whose loop over the C products takes a half to a
-    quarter of torch's time. (Not a large one: its library would share that among threads, with other last bits.)
-    """
-    vector = (a.shape[1] == 1 and b[0].numel() <= SMALL) or (b.shape[2] == 1 and a[0].numel() <= SMALL)
-    if vector and a.device.type == "cpu":
-        into = None if out is None else out.numpy()
-        product = torch.from_numpy(np.matmul(a.numpy(), b.numpy(), out=into))
-        return product if bias is None else product.add_(bias.unsqueeze(1))
-    if bias is None:
-        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
-    return torch.baddbmm(bias.unsqueeze(1), a, b)
 
 
 def _zeroed(module: Dense) -> Dense:

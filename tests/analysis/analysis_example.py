@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,20 @@ N_TEST = np.array([1, 1, 1, 5])  # mean over samples 0.45
 
 
 def finished(
-    out: Path, job: str = "job", algorithm: str = "apfl", seed: int = 1, extra: str = "", **changes: object
+    out: Path,
+    job: str = "job",
+    algorithm: str = "apfl",
+    seed: int = 1,
+    extra: str = "",
+    options: str = "",
+    columns: Mapping[str, np.ndarray] | None = None,
+    **changes: object,
 ) -> Path:
-    """A run of two evaluations whose accuracies end at PER_CLIENT. changes: fields of Schema. Returns its folder."""
+    """A run of two evaluations whose accuracies end at PER_CLIENT, estimation errors at ten times that.
+
+    Clients from the last cluster's number on are in the last cluster. extra, options: lines of the job's tables run and
+    algorithm. columns: other ones of /rounds. changes: fields of Schema. Returns its folder.
+    """
     regression = changes.get("metrics") == ("loss", "squared_error")
     base = {
         "clients": 4,
@@ -28,23 +40,31 @@ def finished(
     base |= {"models": ("personal", "global"), "splits": ("train", "test"), "metrics": ("loss", "accuracy")}
     schema = Schema(**base | changes)
     n = np.arange(4)
-    clients = {"id": n, "cluster": 0 * n, "n_train": 10 * n + 10, "n_test": N_TEST, "n_validation": n + 1}
+    clients = {
+        "id": n,
+        "cluster": np.minimum(n, schema.clusters - 1),
+        "n_train": 10 * n + 10,
+        "n_test": N_TEST,
+        "n_validation": n + 1,
+    }
     clients |= {"class_counts": np.full((4, 2), 5)} if schema.classes else {}
     folder = new_run_folder(out, job)
-    config = f'[run]\nseed = {seed}\n{extra}\n[algorithm]\nname = "{algorithm}"\n'
+    config = f'[run]\nseed = {seed}\n{extra}\n[algorithm]\nname = "{algorithm}"\n{options}\n'
     writer = ResultsWriter.create(
         folder / "results.h5", schema, clients=clients, config=config, attributes={"job": job}
     )
     ten = np.ones(10)
-    columns = {"n_participants": 4 * ten, "seconds": 0.5 * ten, "train_loss": ten, "kind": 2 * ten}
-    columns |= {"vectors_up": 400 * ten, "vectors_down": 400 * ten, "bytes_up": 1e6 * ten, "bytes_down": 2e6 * ten}
-    writer.rounds(0, columns)
+    rows = {"n_participants": 4 * ten, "seconds": 0.5 * ten, "train_loss": ten, "kind": 2 * ten}
+    rows |= {"vectors_up": 400 * ten, "vectors_down": 400 * ten, "bytes_up": 1e6 * ten, "bytes_down": 2e6 * ten}
+    rows |= {f"coins_{name}": np.zeros((10, number)) for name, number in schema.coins.items()}
+    writer.rounds(0, {**rows, **(columns or {})})
     for row, shift in enumerate((-0.2, 0.0)):
         one = {name: np.full(4, 0.25) for name in schema.exposed}
         for model in schema.models:
             for split in schema.splits:
                 values = PER_CLIENT + shift - (0.1 if model == "global" else 0)
                 one |= {f"{model}/{split}_{metric}": values for metric in schema.metrics}
+            one |= {f"{model}/estimation_error": 10 * values} if schema.truth else {}
         writer.evaluation(row, 10 * row, 5.0 * row, one)
     writer.final()
     writer.status("done")

@@ -12,6 +12,7 @@ import pytest
 from analysis_example import PER_CLIENT, finished
 
 from hpcfl.analysis.reader import Run, find
+from hpcfl.analysis.table import table
 from hpcfl.errors import InputError
 from hpcfl.results import ResultsWriter, Schema
 
@@ -25,7 +26,28 @@ def test_properties_of_a_finished_run(tmp_path):
         assert (run.models, run.splits) == (("personal", "global"), ("train", "test"))
         assert (run.metrics, run.metric, run.exposed) == (("loss", "accuracy"), "accuracy", ("alpha",))
         assert run.config["algorithm"]["name"] == "apfl"
+        assert (run.clusters, run.truth, run.averages_by_coins) == (1, False, False)
         assert run.last("/per_client/personal/test_accuracy") == pytest.approx(PER_CLIENT, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("coins", "expected"),
+    [({"cluster": 2, "global": 1}, True), ({"global": 1}, False), ({"global": 1, "cluster": 3}, False)],
+)
+def test_coins_that_say_who_averages(tmp_path, coins, expected):
+    with Run(finished(tmp_path, clusters=2, coins=coins, truth=True)) as run:
+        assert (run.clusters, run.averages_by_coins, run.truth, run.exposed) == (2, expected, True, ())
+        assert run.metrics == ("loss", "accuracy")
+
+
+def test_a_file_of_format_1_0_is_read(tmp_path):
+    folder = finished(tmp_path, clusters=2)
+    with h5py.File(folder / "results.h5", "r+") as file:
+        del file["clusters"]
+        file.attrs.modify("format_version", [1, 0])
+    with Run(folder) as run:
+        assert (run.clusters, run.truth, run.averages_by_coins) == (2, False, False)
+    assert table([folder], merged=True).caption is None
 
 
 def test_only_counted_rows_are_returned(tmp_path):
@@ -33,7 +55,7 @@ def test_only_counted_rows_are_returned(tmp_path):
         4, 10, 5, 1, 1, None, ("global",), ("train", "test"), ("loss", "squared_error"), coins={"global": 1}
     )
     n = np.arange(4)
-    clients = {"id": n, "cluster": n, "n_train": n, "n_test": n}
+    clients = {"id": n, "cluster": 0 * n, "n_train": n, "n_test": n}
     writer = ResultsWriter.create(tmp_path / "x.h5", schema, clients=clients, config="", attributes={})
     with Run(tmp_path / "x.h5") as run:
         assert run.read("/rounds/seconds").shape == run.read("/rounds/round").shape == (0,)
@@ -120,10 +142,10 @@ def test_reading_tables_and_plots_import_neither_torch_nor_mpi(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from hpcfl.analysis import plot, reader, table
+from hpcfl.analysis import communication, plot, reader, table
 from hpcfl import results
 assert "matplotlib" not in sys.modules
-table.table([Path(sys.argv[1])])
+table.table([Path(sys.argv[1])], merged=True)
 plot.plot([Path(sys.argv[1])], Path(sys.argv[1], "x.png"))
 print(sorted({"torch", "torchvision", "mpi4py", "pydantic"} & set(sys.modules)))
 """

@@ -10,13 +10,14 @@ from analysis_example import finished
 from rich.console import Console
 
 from hpcfl.analysis.table import table
+from hpcfl.cli import main
 from hpcfl.errors import InputError
 from hpcfl.results import ResultsWriter, Schema
 
 
-def shown(*files, width=140):
+def shown(*files, width=140, merged=False):
     out = io.StringIO()
-    Console(file=out, width=width).print(table(files))
+    Console(file=out, width=width).print(table(files, merged=merged))
     return out.getvalue()
 
 
@@ -51,10 +52,55 @@ def test_runs_of_every_kind_share_a_table(tmp_path):
     assert re.search(r"best by\s.*\n.*validation", shown(tmp_path / "fedavg-001"))
 
 
+def test_estimation_errors_have_a_column_where_a_run_has_them(tmp_path):
+    finished(tmp_path)
+    assert "estimation" not in shown(tmp_path)
+    finished(tmp_path, truth=True)
+    finished(tmp_path, models=("global",), truth=True)
+    text = shown(tmp_path)
+    assert re.search(r"estimation\s.*\n.*error\s", text)
+    errors = [[line[8] for line in cells(text, row)[:1]] + [cells(text, row)[1][-3]] for row in range(3)]
+    assert errors[0][0] == "-"
+    assert errors[1:] == [["6.0000", "±2.2361"], ["5.0000", "±2.2361"]]  # the global model's where there is no other
+
+
+COINS = {"clusters": 2, "coins": {"global": 1, "cluster": 2}}  # clusters {0} and {1, 2, 3}
+
+
+def test_merged_averagings(tmp_path, capsys):
+    """Rounds 0 and 1 global, round 2 of cluster 1: one formation of every mean."""
+    own, everyone = np.zeros((10, 2)), np.zeros((10, 1))
+    everyone[:2], own[2, 1] = 1, 1
+    up, down = np.zeros(10), np.zeros(10)
+    up[:3], down[:3] = [6, 6, 3], [10, 10, 3]
+    columns = {"coins_global": everyone, "coins_cluster": own, "vectors_up": up, "vectors_down": down}
+    columns |= {"bytes_up": 1e6 * up, "bytes_down": 1e6 * down}
+    finished(tmp_path, columns=columns, **COINS)
+    finished(tmp_path, columns=columns | {"n_participants": np.full(10, 3)}, **COINS)
+    finished(tmp_path)
+
+    plain, text = shown(tmp_path), shown(tmp_path, merged=True)
+    assert "up, down" in plain
+    assert "merged" not in plain
+    assert re.search(r"vectors\s+MB\s.*\n.*merged\s+merged", text)
+    sent = [[line[place:][:2] for line, place in zip(cells(text, row), (8, -2), strict=True)] for row in range(3)]
+    assert sent[0] == [["6", "6.00"], ["10", "10.00"]]
+    assert sent[1] == [["15", "15.00"], ["23", "23.00"]]
+    assert sent[2] == [["4,000", "10.00"], ["4,000", "20.00"]]
+    (warning,) = table([tmp_path], merged=True).caption.splitlines()
+    assert warning.startswith(f"warning: {tmp_path / 'job-002' / 'results.h5'}: rounds with partial participation")
+    assert warning.endswith("; not merged")
+    assert table([tmp_path]).caption is None
+
+    for option in ([], ["--merged"]):
+        assert main(["show", str(tmp_path / "job-001"), *option]) == 0
+        assert ("merged" in capsys.readouterr().out) == bool(option)
+
+
 def test_a_run_without_evaluations_is_shown(tmp_path):
     schema = Schema(4, 10, 5, 1, 1, None, ("personal",), ("train", "test"), ("loss", "squared_error"))
     n = np.arange(4)
-    clients = {"id": n, "cluster": n, "n_train": n, "n_test": n}
+    clients = {"id": n, "cluster": 0 * n, "n_train": n, "n_test": n}
     writer = ResultsWriter.create(tmp_path / "x.h5", schema, clients=clients, config="", attributes={})
     assert cells(shown(tmp_path / "x.h5"), 0)[0] == ["x", "running", "4", "-", "-", "-", "-", "-", "0", "0.00", "0.0"]
     assert "0/10 rounds" in shown(tmp_path / "x.h5")
@@ -68,12 +114,15 @@ def test_a_run_without_evaluations_is_shown(tmp_path):
     [
         ("evaluations/personal_test_accuracy", 1, "[1] is 0.123, but the clients give 0.6"),
         ("evaluations/global_train_loss_by_sample", 0, "[0] is 0.123, but the clients give"),
+        ("evaluations/personal_estimation_error", 1, "[1] is 0.123, but the clients give 6"),
         ("final/personal_test_accuracy_std", (), " is 0.123, but the clients give 0.223607"),
+        ("final/personal_estimation_error_mean", (), " is 0.123, but the clients give 6"),
+        ("final/global_estimation_error_std", (), " is 0.123, but the clients give 2.23607"),
         ("final/global_test_loss_worst_decile", (), " is 0.123, but the clients give 0.8"),
     ],
 )
 def test_a_mean_that_does_not_follow_from_the_clients_is_complained_about(tmp_path, field, place, message):
-    good, bad = finished(tmp_path), finished(tmp_path)
+    good, bad = finished(tmp_path, truth=True), finished(tmp_path, truth=True)
     with h5py.File(bad / "results.h5", "r+") as file:
         file[field][place] = 0.123
     assert table([good]).caption is None

@@ -18,9 +18,9 @@ from torch import nn
 import hpcfl
 from hpcfl.comm import Comm, world
 from hpcfl.config import Job, resolve
+from hpcfl.engine import Engine
 from hpcfl.models import Spec
 from hpcfl.registry import register
-from hpcfl.engine import Engine
 from hpcfl.run import run
 
 

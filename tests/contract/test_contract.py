@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import classes, cloned, decide, least_squares, make_engine, on_ranks, personal, play, same_bits
+from helpers import classes, cloned, drawn, least_squares, on_ranks, personal, play, ready, same_bits
 
+from hpcfl.block import ClusterMeans
 from hpcfl.comm import Comm
 from hpcfl.config import resolve
 from hpcfl.errors import Diverged
@@ -21,22 +21,56 @@ from hpcfl.registry import build, registered
 from hpcfl.round import Round
 from hpcfl.run import run
 
-USUAL = {"batch_size": 3, "local_steps": 3, "lr": 0.05}  # where an algorithm has such options
+USUAL = {  # where an algorithm has such options
+    "batch_size": 3,
+    "local_steps": 3,
+    "lr": 0.05,
+    "p_global": 0.3,
+    "p_cluster": 0.5,
+    "p_refresh": 0.4,
+    "smoothness": 5.0,
+    "strong_convexity": 0.1,
+}
 MORE = [  # options that take another way through an algorithm
     {"name": "apfl", "average": True},
     {"name": "apfl", "variant": "released", "alpha_update": "step"},
+    {"name": "async_l2gd", "batch_size": None},
+    {"name": "async_l2gd", "objective": "sum", "lr": 0.002},
+    {"name": "async_l2gd", "p_cluster": 0.0},
+    {"name": "async_l2gd", "tau": "bound"},
     {"name": "fedavg", "server_momentum": 0.5, "weighting": "client"},
     {"name": "local", "local_epochs": 2},
 ]
 CASES = [{"name": name} for name in registered("algorithm")] + MORE
 DTYPES = [torch.float32, torch.float64]
 SIZES = [5, 1, 8, 3, 19, 2, 7]
-COHORTS = [[0, 1, 4], [2, 3, 5, 6], None]
+CLUSTER = [0, 0, 1, 1, 0, 1, 1]
+LISTS = [  # one number per client or cluster of this federation
+    {"name": "apfl", "alpha": [0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0]},
+    {
+        "name": "async_l2gd",
+        "gamma": [0.5, 1.0, 1.5, 0.3, 0.7, 1.2, 0.4],
+        "alpha": [0.1, 0.7],
+        "p_cluster": [0.4, 0.5],
+        "tau": [0.3, 0.9],
+    },
+    {"name": "async_l2gd", "lam": [0.5, 3.0]},
+]
+COHORTS = [[0, 1, 4], [2, 3, 5, 6], None] * 3
 
 
-def algorithm(case: dict[str, Any]) -> Any:
-    cls = registered("algorithm")[case["name"]]
-    options = {k: v for k, v in USUAL.items() if k in {f.name for f in dataclasses.fields(cls)}}
+def of(case: dict[str, Any]) -> type:
+    return registered("algorithm")[case["name"]]
+
+
+def known(case: dict[str, Any]) -> set[str]:
+    """Names of the options that the algorithm has."""
+    return {f.name for f in dataclasses.fields(of(case))}
+
+
+def algorithm(case: dict[str, Any], **more: Any) -> Any:
+    """Its options: the usual ones and ``more``, where it has such, and those of the case."""
+    options = {k: v for k, v in (USUAL | more).items() if k in known(case)}
     if "local_epochs" in case:
         del options["local_steps"]
     return build("algorithm", options | case)
@@ -48,14 +82,27 @@ def network(inputs: int = 4, outputs: int = 3) -> torch.nn.Module:
         return MLP(hidden=(5,)).build(Spec((inputs,), outputs))
 
 
-every_algorithm = pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def federation(case: dict[str, Any], **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Seven clients in two clusters: their samples, and what an engine needs; they train a network where they may."""
+    options |= {"cluster": CLUSTER}
+    if of(case).least_squares:
+        return least_squares(SIZES), options
+    return classes(SIZES), options | {"model": network(), "number": 3}
+
+
+def named(case: dict[str, Any]) -> str:
+    return "-".join(k if isinstance(v, list) else str(v) for k, v in case.items())
+
+
+every_algorithm = pytest.mark.parametrize("case", CASES + LISTS, ids=named)
+every_algorithm_anywhere = pytest.mark.parametrize("case", CASES, ids=named)
 
 
 @every_algorithm
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_three_rounds(case, dtype):
-    work = algorithm(case)
-    engine = make_engine(classes(SIZES), work, model=network(), number=3, dtype=dtype)
+def test_rounds(case, dtype):
+    data, options = federation(case, dtype=dtype)
+    engine, work = ready(data, algorithm(case), **options)
     clients, parameters = len(SIZES), engine.task.layout.size
     start = cloned(work.init(engine.task, engine.group))
     state = play(engine, work, COHORTS)
@@ -76,16 +123,30 @@ def test_three_rounds(case, dtype):
     )
 
     metrics = evaluate(engine, work, state, len(COHORTS), ("train",))
+    score = engine.task.metrics[1]
     for model in work.evaluated:
-        models = personal(engine, work, state, 3) if model == "personal" else work.global_model(state)[None]
+        models = personal(engine, work, state, len(COHORTS)) if model == "personal" else work.global_model(state)[None]
         assert models.shape == (clients if model == "personal" else 1, parameters)
         assert models.dtype == dtype
         assert models.isfinite().all()
         assert np.isfinite(metrics[f"{model}/train_loss"]).all()
-        assert ((metrics[f"{model}/train_accuracy"] >= 0) & (metrics[f"{model}/train_accuracy"] <= 1)).all()
+        found = metrics[f"{model}/train_{score}"]
+        assert ((found >= 0) & (found <= (1 if score == "accuracy" else np.inf))).all()
     assert set(work.evaluated) <= {"personal", "global"}
     assert work.evaluated
     assert all(metrics[name].shape == (clients,) for name in work.exposed)
+
+
+@every_algorithm
+def test_coins_fall_on_both_sides_in_these_rounds(case):
+    """So that the other tests see every kind of round."""
+    data, options = federation(case)
+    engine, work = ready(data, algorithm(case), **options)
+    for name, probability in work.coins(2).items():
+        fell = np.array([decision.coins[name] for decision in drawn(engine, work, COHORTS)])
+        assert fell.shape == (len(COHORTS), len(probability))
+        assert (fell.any(0) == (probability > 0)).all()
+        assert not fell.all(0).any()
 
 
 class Watched(Round):
@@ -93,10 +154,11 @@ class Watched(Round):
 
     def clients(self, work, state, **options):
         def watched(block, own):
-            given = {**own, **{f"shared {name}": state.shared[name] for name in state.shared}}
-            copies = {name: values.clone() for name, values in given.items()}
+            shared = {**state.shared, **(options.get("given") or {})}
+            inputs = {f"shared {k}": v.values if isinstance(v, ClusterMeans) else v for k, v in shared.items()} | own
+            copies = {name: values.clone() for name, values in inputs.items()}
             out = work(block, own)
-            for name, values in given.items():
+            for name, values in inputs.items():
                 assert same_bits(values, copies[name]), f"{name} was written to"
             return out
 
@@ -105,33 +167,31 @@ class Watched(Round):
 
 @every_algorithm
 def test_arguments_are_not_written_to(case):
-    work = algorithm(case)
-    engine = make_engine(least_squares(SIZES), work)
+    engine, work = ready(least_squares(SIZES), algorithm(case), cluster=CLUSTER)
     state = work.init(engine.task, engine.group)
-    for index, participants in enumerate(COHORTS):
+    for decision in drawn(engine, work, COHORTS):
         shared = cloned(state).shared
-        new = work.round(state, Watched(engine, decide(engine, index, participants)))
+        new = work.round(state, Watched(engine, decision))
         assert all(same_bits(state.shared[name], shared[name]) for name in shared)
         state = new
 
 
 @every_algorithm
 def test_all_memory_is_in_the_state(case):
-    work, data = algorithm(case), least_squares(SIZES)
-    whole = play(make_engine(data, work), work, COHORTS + COHORTS)
-    half = cloned(play(make_engine(data, work), work, COHORTS))
-    other = algorithm(case)
-    engine = make_engine(data, other)
-    state = play(engine, other, COHORTS, state=half, first=len(COHORTS))
+    data, rounds = least_squares(SIZES), len(COHORTS)
+    (engine, work), (one, first), (other, second) = (ready(data, algorithm(case), cluster=CLUSTER) for _ in range(3))
+    whole = play(engine, work, COHORTS + COHORTS)
+    half = cloned(play(one, first, COHORTS))
+    state = play(other, second, COHORTS, state=half, first=rounds)
     for a, b in ((whole.shared, state.shared), (whole.local, state.local)):
         assert all(same_bits(a[name], b[name]) for name in a)
     if "personal" in work.evaluated:
-        assert same_bits(personal(engine, other, state, 6), personal(make_engine(data, work), work, whole, 6))
+        assert same_bits(personal(other, second, state, 2 * rounds), personal(engine, work, whole, 2 * rounds))
 
 
-def everything(work: Any, data: Any, world: Any = None, **options: Any) -> dict[str, np.ndarray]:
-    """One rank after three rounds: the shared state, and by client id the local state, personal models and metrics."""
-    engine = make_engine(data, work, world=world, **options)
+def everything(options: Any, data: Any, world: Any = None, **engine_options: Any) -> dict[str, np.ndarray]:
+    """One rank after its rounds: the shared state, and by client id the local state, personal models and metrics."""
+    engine, work = ready(data, options, world=world, **engine_options)
     state = play(engine, work, COHORTS if len(data) == len(SIZES) else len(COHORTS))
     out = {f"shared {name}": values.numpy() for name, values in state.shared.items()}
     rows = {f"local {name}": values.numpy() for name, values in state.local.items()}
@@ -151,8 +211,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 @pytest.mark.parametrize("ranks", [2, 3, 9])
 def test_ranks_without_participants_and_without_clients(case, ranks):
     """Every rank has the values of a single process, bit for bit. In each cohort some rank has no participant."""
-    work, data, model = algorithm(case), classes(SIZES), network()
-    options = {"model": model, "number": 3, "dtype": torch.float32, "cluster": [0, 0, 1, 1, 0, 1, 1]}
+    work, (data, options) = algorithm(case), federation(case, dtype=torch.float32)
     alone = everything(work, data, **options)
     parts = on_ranks(ranks, lambda comm: everything(work, data, comm, **options))
     for part in parts:
@@ -163,8 +222,8 @@ def test_ranks_without_participants_and_without_clients(case, ranks):
 @every_algorithm
 def test_bits_do_not_depend_on_where_a_client_lies_in_memory(case):
     """61 parameters: in another block a client's row has another alignment, where a library may add differently."""
-    work, data = replace(algorithm(case), batch_size=20), least_squares([30, 7, 20, 41, 25, 1, 60], features=60)
-    options = {"model": Linear(), "dtype": torch.float32}
+    work, data = algorithm(case, batch_size=20), least_squares([30, 7, 20, 41, 25, 1, 60], features=60)
+    options = {"model": Linear(), "dtype": torch.float32, "cluster": CLUSTER}
     alone = everything(work, data, **options)
     assert_same(everything(work, data, block=2, **options), alone)
     for part in on_ranks(3, lambda comm: everything(work, data, comm, **options)):
@@ -174,12 +233,11 @@ def test_bits_do_not_depend_on_where_a_client_lies_in_memory(case):
 @every_algorithm
 @pytest.mark.parametrize("block", [1, 2, 3, 100])
 def test_block_size_changes_no_bit(case, block):
-    work, data, model = algorithm(case), classes(SIZES), network()
-    options = {"model": model, "number": 3, "dtype": torch.float32}
+    work, (data, options) = algorithm(case), federation(case, dtype=torch.float32)
     assert_same(everything(work, data, block=block, **options), everything(work, data, **options))
 
 
-@every_algorithm
+@every_algorithm_anywhere
 @pytest.mark.parametrize(
     "sizes", [[6], [1, 1, 1, 1, 1, 1, 1], [1]], ids=["one client", "one sample each", "one sample"]
 )
@@ -188,12 +246,12 @@ def test_smallest_federations(case, sizes):
     assert all(np.isfinite(v).all() for name, v in values.items() if "/test" not in name)
 
 
-@every_algorithm
+@every_algorithm_anywhere
 @pytest.mark.parametrize("block", [None, 2])
 def test_metrics_are_those_of_each_client_s_own_data(case, block):
     """Half the squared error and l2/2 |w|^2, for clients of one sample and of more than one piece."""
-    work, data = algorithm(case), least_squares([5, 1, 2500, 3, 4])
-    engine = make_engine(data, work, model=Linear(bias=False, l2=0.3), block=block)
+    data = least_squares([5, 1, 2500, 3, 4])
+    engine, work = ready(data, algorithm(case), model=Linear(bias=False, l2=0.3), block=block)
     state = play(engine, work, [[0, 2, 4], [1, 2]])
     found = evaluate(engine, work, state, 2, ("train", "test"))
     for model in work.evaluated:
@@ -205,7 +263,7 @@ def test_metrics_are_those_of_each_client_s_own_data(case, block):
         assert np.isnan(found[f"{model}/test_loss"]).all()  # there are no such samples
 
 
-@every_algorithm
+@pytest.mark.parametrize("case", [case for case in CASES if "lr" in known(case)], ids=named)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_run_that_diverges_names_round_and_client(case, dtype, tmp_path):
     x, y = least_squares([40])[0]
@@ -215,7 +273,7 @@ def test_a_run_that_diverges_names_round_and_client(case, dtype, tmp_path):
         "data": {"name": "file", "path": str(tmp_path / "data.npz")},
         "partition": {"name": "iid", "clients": 4},
         "model": {"name": "linear"},
-        "algorithm": case | {"lr": 5.0},
+        "algorithm": case | {"lr": 5.0} | ({"gamma": 1e-3} if "gamma" in known(case) else {}),  # a small pull
     }
     with pytest.raises(Diverged, match=r"^round \d+, client [0-3]: "):
         run(resolve(tables, "job", "job.toml"), Comm(), opened=lambda *_: None, progress=lambda *_: None)

@@ -16,7 +16,7 @@ from hpcfl.algorithm import RoundDecision
 from hpcfl.comm import Comm, world
 from hpcfl.errors import Diverged, InputError
 from hpcfl.placement import place
-from hpcfl.reduce import Terms, column_sums, float64_sum, reproducible_sum
+from hpcfl.reduce import Piece, column_sums, float64_sum, grid_bits, reproducible_sum
 from hpcfl.round import CLUSTER, GLOBAL, LOCAL, Round
 from hpcfl.topology import Topology
 
@@ -51,16 +51,14 @@ def check_sums_do_not_depend_on_the_layout(comm: Comm) -> None:
     for dtype in (torch.float32, torch.float64):
         rows = values.to(dtype)
         for weighted in (None, weights):
-            terms = Terms([rows], [ids], None if weighted is None else [weighted])
-            alone = reproducible_sum(Comm(), terms, 23, CPU)
+            alone = reproducible_sum(Comm(), [Piece(rows, ids, weighted)], grid_bits(23), CPU)
             for owner in (ids % comm.size, ids * 0 + comm.size - 1, generator.integers(0, comm.size, 23)):
                 mine = np.flatnonzero(owner == comm.rank)[::-1].copy()
                 pieces = [m for m in np.array_split(mine, 3) if len(m)]
-                w = None if weighted is None else [weighted[m] for m in pieces]
-                terms = Terms([rows[m] for m in pieces], [ids[m] for m in pieces], w)
-                total = reproducible_sum(comm, terms, 23, CPU)
+                terms = [Piece(rows[m], ids[m], None if weighted is None else weighted[m]) for m in pieces]
+                total = reproducible_sum(comm, terms, grid_bits(23), CPU)
                 assert torch.equal(total, alone)
-                close = float64_sum(comm, terms, 23, CPU)
+                close = float64_sum(comm, terms, grid_bits(23), CPU)
                 assert torch.allclose(close, alone, rtol=1e-9, atol=1e-9 * float(values.abs().max()))
 
 
@@ -73,7 +71,7 @@ def check_a_bad_value_on_any_rank_is_seen_by_all(comm: Comm) -> None:
             ids = np.array([2 * comm.rank, 2 * comm.rank + 1])
             for reduce in (reproducible_sum, float64_sum):
                 with pytest.raises(Diverged, match=f"client {2 * rank + 1}:"):
-                    reduce(comm, Terms([rows], [ids]), 2 * comm.size, CPU)
+                    reduce(comm, [Piece(rows, ids)], grid_bits(2 * comm.size), CPU)
             columns = column_sums(comm, rows.double().numpy(), 2 * comm.size)
             assert np.isinf(columns[3])
             assert (columns[[0, 1, 2, 4]] == 2 * comm.size).all()
@@ -96,8 +94,8 @@ def check_cluster_means(comm: Comm) -> None:
             means = r.cluster_mean(rows_of(machine, values, participants), by=by, only=only)
             group = machine.group
             active = [c for c in np.unique(group.cluster) if only[c] and (cluster[participants] == c).any()]
-            assert means.clusters.tolist() == active
-            for c, got in zip(active, means.rows(np.array(active, int)).numpy(), strict=True):
+            assert means.clusters[means.formed].tolist() == active
+            for c, got in zip(active, means.values[means.formed].numpy(), strict=True):
                 members = participants[cluster[participants] == c]
                 expected = (values[members] * weight[members, None]).sum(0) / weight[members].sum()
                 np.testing.assert_allclose(got, expected, atol=1e-12, err_msg=f"cluster {c}")

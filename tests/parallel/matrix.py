@@ -1,11 +1,12 @@
 """Many small jobs in one launch: ``mpirun -n 3 python tests/parallel/matrix.py OUT`` writes OUT/<case>-001/results.h5.
 
-One import of torch per rank serves them all. ``python tests/parallel/matrix.py OUT FILE.toml part.key=value ...`` runs
-job files instead, with the changes.
+One import of torch per rank serves them all. ``python tests/parallel/matrix.py OUT CASE ...`` runs these cases only,
+``... OUT FILE.toml part.key=value ...`` job files instead, with the changes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,22 @@ BASE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits"},
     "partition": {"name": "dirichlet", "clients": 11, "alpha": 0.3, "min_samples": 2, "validation_share": 0.1},
     "model": {"name": "mlp", "hidden": [24]},
-    "algorithm": {"lr": 0.1, "local_steps": 3, "batch_size": 8},
+    "algorithm": {  # where it has such options
+        "lr": 0.1,
+        "local_steps": 3,
+        "batch_size": 8,
+        "p_global": 0.2,
+        "p_cluster": 0.4,
+        "smoothness": 20.0,
+        "strong_convexity": 0.1,
+    },
 }
+LEAST_SQUARES: dict[str, dict[str, Any]] = {  # for algorithms of linear regression only
+    "data": {"name": "hierarchical-linear", "clusters": 4, "clients_per_cluster": 3, "dim": 5, "test_observations": 3},
+    "partition": {"name": "natural"},
+    "model": {"name": "linear", "bias": False},
+}
+KNOWN_CLUSTERS: dict[str, Any] = {"rounds": 24, "eval_every": 10, "participation": 1.0}
 
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "apfl-everyone": {"algorithm": {"name": "apfl"}, "run": {"participation": 1.0}},
@@ -29,6 +44,57 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "apfl-released": {"algorithm": {"name": "apfl", "variant": "released"}},
     "apfl-average": {"algorithm": {"name": "apfl", "average": True}, "run": {"dtype": "float64"}},
     "apfl-one-client-a-round": {"algorithm": {"name": "apfl"}, "run": {"participation": 0.1}},
+    "async_l2gd-4-clusters": {
+        "algorithm": {"name": "async_l2gd"},
+        "partition": {"clusters": 4},
+        "run": KNOWN_CLUSTERS,
+    },
+    "async_l2gd-4-clusters-float64": {
+        "algorithm": {"name": "async_l2gd", "batch_size": None},
+        "partition": {"clusters": 4},
+        "run": KNOWN_CLUSTERS | {"dtype": "float64"},
+    },
+    "async_l2gd-uneven-clusters": {  # one of them on several ranks, several of them on one
+        "algorithm": {
+            "name": "async_l2gd",
+            "alpha": [0.2, 0.5, 0.7, 1.0],
+            "gamma": [0.3 + 0.05 * i for i in range(11)],
+        },
+        "partition": {"clusters": [7, 1, 1, 2]},
+        "run": KNOWN_CLUSTERS,
+    },
+    "async_l2gd-two-clusters": {"algorithm": {"name": "async_l2gd"}, "partition": {"clusters": [3, 8]}},
+    "async_l2gd-a-cluster-per-client": {
+        "algorithm": {"name": "async_l2gd", "p_cluster": [0.05 + 0.05 * i for i in range(11)]},
+        "partition": {"clusters": 11},
+        "run": KNOWN_CLUSTERS | {"participation": 0.6},
+    },
+    "async_l2gd-one-coin": {
+        "algorithm": {"name": "async_l2gd", "p_global": 0.4, "p_cluster": 0.0},
+        "partition": {"clusters": 4},
+        "run": KNOWN_CLUSTERS,
+    },
+    "async_l2gd-sum-theory": {  # everything that is found from the data
+        "algorithm": {
+            "name": "async_l2gd",
+            "objective": "sum",
+            "gamma": 1000.0,
+            "alpha": 0.3,
+            "tau": "bound",
+            "lr": None,
+            "smoothness": None,
+            "p_global": "optimal",
+            "p_cluster": "optimal",
+        },
+        "partition": {"clusters": [2, 9]},
+        "model": {"name": "logistic", "l2": 0.01, "reference": True},
+        "run": KNOWN_CLUSTERS | {"dtype": "float64"},
+    },
+    "async_l2gd-hierarchical-linear": {
+        "algorithm": {"name": "async_l2gd", "lr": None, "smoothness": None, "batch_size": None},
+        **LEAST_SQUARES,
+        "run": KNOWN_CLUSTERS,
+    },
     "fedavg-epochs": {"algorithm": {"name": "fedavg", "local_steps": None, "local_epochs": 2}},
     "fedavg-full-batch": {"algorithm": {"name": "fedavg", "batch_size": None, "server_momentum": 0.5}},
     "fedavg-cnn-loop": {
@@ -47,15 +113,24 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
 
 def cases() -> dict[str, Job]:
     """Name -> job: every registered algorithm with its defaults, and the special cases."""
-    changes = {name: {"algorithm": {"name": name}} for name in registered("algorithm")} | CASES
-    jobs = {}
-    for name, change in changes.items():
-        tables = {part: {**BASE[part], **change.get(part, {})} for part in BASE}
-        if "name" in change.get("model", {}):
-            tables["model"] = change["model"]
-        tables = {part: {k: v for k, v in table.items() if v is not None} for part, table in tables.items()}
-        jobs[name] = resolve(tables, name, name)
-    return jobs
+    plain = {name: {"algorithm": {"name": name}} for name in registered("algorithm")}
+    return {name: job(name, change) for name, change in (plain | CASES).items()}
+
+
+def job(name: str, change: dict[str, dict[str, Any]]) -> Job:
+    """The base with a change. A table with a ``name`` that the base's has not takes its place; None: not given."""
+    cls = registered("algorithm")[change["algorithm"]["name"]]
+    change = (LEAST_SQUARES if cls.least_squares else {}) | change
+    known = {"name", *(f.name for f in dataclasses.fields(cls))}
+    tables = {}
+    for part, base in BASE.items():
+        mine = change.get(part, {})
+        if part == "algorithm":
+            base = {k: v for k, v in base.items() if k in known}
+        elif mine.get("name", base.get("name")) != base.get("name"):
+            base = {}
+        tables[part] = {k: v for k, v in {**base, **mine}.items() if v is not None}
+    return resolve(tables, name, name)
 
 
 def run_all(jobs: dict[str, Job], comm: Comm) -> None:
@@ -66,17 +141,17 @@ def run_all(jobs: dict[str, Job], comm: Comm) -> None:
 
 def main() -> None:
     out, *rest = sys.argv[1:]
-    files, changes = [a for a in rest if a.endswith(".toml")], [a for a in rest if not a.endswith(".toml")]
+    files, others = [a for a in rest if a.endswith(".toml")], [a for a in rest if not a.endswith(".toml")]
     if files:
         names = ["-".join(Path(f).with_suffix("").parts[-2:]) for f in files]
-        jobs = {name: load(Path(f), [*changes, f'run.out="{out}"']) for name, f in zip(names, files, strict=True)}
+        jobs = {name: load(Path(f), [*others, f'run.out="{out}"']) for name, f in zip(names, files, strict=True)}
         jobs = {
             name: Job(name, job.run, job.data, job.partition, job.model, job.algorithm, job.text)
             for name, job in jobs.items()
         }
     else:
         BASE["run"]["out"] = out
-        jobs = cases()
+        jobs = {name: job for name, job in cases().items() if name in others or not others}
     comm = world()
     run_all(jobs, comm)
     if comm.rank == 0:

@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(matrix.__file__)
 JOBS = sorted((ROOT / "jobs").rglob("*.toml"))
 SHORT = ["run.rounds=3", "run.eval_every=2"]
+BLOCKS = ["apfl", "async_l2gd-uneven-clusters", "fedavg-full-batch"]
+BLOCKS += ["fedavg-cnn-loop", "fedavg-cnn-vmap", "fedavg-mlp-vmap"]
+ON_FIVE = ["async_l2gd-4-clusters", "async_l2gd-sum-theory", "async_l2gd-two-clusters", "async_l2gd-uneven-clusters"]
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +40,29 @@ def test_ranks_give_the_same_bits(results, case, ranks):
     assert_same(results[1] / f"{case}-001/results.h5", results[ranks] / f"{case}-001/results.h5")
 
 
+def test_more_ranks_than_clusters(results, launch, tmp_path):
+    done = launch(5, "-m", "mpi4py", SCRIPT, tmp_path, *ON_FIVE, timeout=300)
+    assert f"ran {len(ON_FIVE)} jobs on 5 ranks" in done.stdout, done.stderr[-3000:]
+    for case in ON_FIVE:
+        assert_same(results[1] / f"{case}-001/results.h5", tmp_path / f"{case}-001/results.h5")
+
+
 def test_comparison_sees_a_difference(results):
     """The comparison itself can fail: two different algorithms are not the same."""
     assert differences(results[1] / "apfl-001/results.h5", results[1] / "apfl-step-001/results.h5")
 
 
-@pytest.mark.parametrize("case", ["apfl", "fedavg-full-batch", "fedavg-cnn-loop", "fedavg-cnn-vmap", "fedavg-mlp-vmap"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "apfl",
+        "async_l2gd-uneven-clusters",
+        "fedavg-full-batch",
+        "fedavg-cnn-loop",
+        "fedavg-cnn-vmap",
+        "fedavg-mlp-vmap",
+    ],
+)
 @pytest.mark.parametrize("block", [4, 5, 64])
 def test_block_sizes_give_the_same_bits(results, case, block, tmp_path):
     job = matrix.cases()[case]

@@ -18,9 +18,10 @@ EVERYTHING = {
     "metrics": ("loss", "accuracy"),
     "exposed": ("alpha",),
     "coins": {"global": 1, "cluster": 2},
+    "truth": True,
     "parameters": (("body.weight", (2, 3)), ("head.bias", (3,))),
 }
-SMALL = {  # regression, no coins, nothing exposed, one model, none saved
+SMALL = {  # regression, no coins, nothing exposed, no true parameters, one model, none saved
     "clients": 4,
     "rounds": 6,
     "evaluations": 3,
@@ -54,4 +55,5 @@ def rows(schema: dict, first: int, count: int, factor: int = 1) -> dict[str, np.
 def values(schema: dict, number: float = 0.5) -> dict[str, np.ndarray]:
     """One evaluation in which everything is ``number``."""
     keys = [f"{m}/{s}_{q}" for m in schema["models"] for s in schema["splits"] for q in schema["metrics"]]
+    keys += [f"{m}/estimation_error" for m in schema["models"] if schema.get("truth")]
     return {key: np.full(schema["clients"], number) for key in [*keys, *schema.get("exposed", ())]}

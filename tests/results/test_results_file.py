@@ -106,6 +106,10 @@ def test_what_was_written_is_what_is_read(create, tmp_path):
         assert file["clients"].attrs["clusters"] == 2
         assert list(file["clients/client"]) == [0, 1, 2, 3]
         assert np.array_equal(file["clients/class_counts"][3], [4, 4, 4])
+        assert list(file["clusters/cluster"]) == [0, 1]
+        assert list(file["clusters/n_clients"]) == [2, 2]
+        assert list(file["clusters/n_train"]) == [1 + 3, 2 + 4]
+        assert np.array_equal(file["per_client/personal/estimation_error"][:2], [[0.1] * 4, [0.3] * 4])
 
         models = file["final/models"]  # as the documentation says
         tensors = {}
@@ -164,7 +168,7 @@ def test_xarray_reads_every_group_without_options(create, tmp_path, base):
     groups = ["/"]
     with h5py.File(path) as file:
         file.visititems(lambda name, item: groups.append(name) if isinstance(item, h5py.Group) else None)
-    assert len(groups) == (11 if base is EVERYTHING else 9)
+    assert len(groups) == (12 if base is EVERYTHING else 10)
     for group in groups:
         with xarray.open_dataset(path, engine="h5netcdf", group=group) as data:
             for name, variable in data.variables.items():
@@ -230,8 +234,13 @@ def test_the_documentation_lists_exactly_what_is_there(create, tmp_path, base):
             del fields[f"/clients/{name}"]
         for name in ("personal", "global", "client", "parameter"):
             del fields[f"/final/models/{name}"]
-        for name in ("evaluation", "client"):
+        for name in ("evaluation", "client", "global/estimation_error"):
             del fields[f"/per_client/{name}"]
+        for name in ("mean", "std"):
+            del fields[f"/final/global_estimation_error_{name}"]
+        for name in ("global_rounds", "cluster_rounds", "mean_rounds", "cluster"):
+            del fields[f"/final/{name}"]
+        del fields["/evaluations/global_estimation_error"]
     found = {}
 
     def note(name, _):

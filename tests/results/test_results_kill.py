@@ -45,7 +45,13 @@ def check(run):
     assert np.array_equal(run.read("/rounds/bytes_down"), 8 * r)
     assert np.array_equal(run.read("/rounds/coins_cluster"), (r[:, None] + [0, 1]) % 2)
     assert np.array_equal(run.read("/evaluations/round"), 3 * np.arange(e) + 3)
-    for name in ("personal/train_loss", "global/test_accuracy", "personal/validation_loss", "alpha"):
+    for name in (
+        "personal/train_loss",
+        "global/test_accuracy",
+        "personal/validation_loss",
+        "personal/estimation_error",
+        "alpha",
+    ):
         values = run.read(f"/per_client/{name}")
         assert np.array_equal(values, np.broadcast_to(np.arange(e)[:, None], (e, 300))), name
         if "/" in name:

@@ -11,6 +11,7 @@ from results_example import EVERYTHING, SMALL, rows, values
 N_TEST = [1, 2, 0, 5]
 ACCURACY = np.array([1.0, 0.5, 0.9, 0.2])  # the 0.9 counts for nothing
 LOSS = np.array([0.1, 0.7, 0.0, 0.4])
+ERROR = np.array([1.0, 2.0, 5.0, 4.0])  # every client counts
 
 
 def one_evaluation(accuracy=ACCURACY, loss=LOSS):
@@ -19,6 +20,7 @@ def one_evaluation(accuracy=ACCURACY, loss=LOSS):
         "personal/test_accuracy": accuracy,
         "personal/test_loss": loss,
         "global/test_accuracy": 1 - accuracy,
+        "personal/estimation_error": ERROR,
     }
 
 
@@ -31,7 +33,9 @@ def test_means_of_an_evaluation(create, tmp_path):
     assert means["personal_test_loss_by_sample"] == pytest.approx((0.1 + 1.4 + 2.0) / 8, rel=1e-15)
     assert means["global_test_accuracy"] == pytest.approx((0 + 0.5 + 0.8) / 3, rel=1e-15)
     assert means["personal_train_accuracy"] == 0.25
-    assert len(means) == 2 * 2 * 3 * 2
+    assert means["personal_estimation_error"] == 3.0
+    assert means["global_estimation_error"] == 0.25
+    assert len(means) == 2 * 2 * 3 * 2 + 2
     with h5py.File(tmp_path / "results.h5", "r", swmr=True) as file:
         for name, value in means.items():
             assert file[f"evaluations/{name}"][0] == value
@@ -39,6 +43,7 @@ def test_means_of_an_evaluation(create, tmp_path):
             file["per_client/personal/test_accuracy"][0], [1.0, 0.5, math.nan, 0.2], equal_nan=True
         )  # NaN without samples
         assert np.array_equal(file["per_client/alpha"][0], [0.25] * 4)  # exposed for every client
+        assert np.array_equal(file["per_client/personal/estimation_error"][0], ERROR)
 
 
 def test_stored_means_follow_from_the_stored_values_to_the_last_bit(create, tmp_path):
@@ -84,6 +89,34 @@ def test_final_summarises_the_last_evaluation_and_the_course(create, tmp_path):
     assert found["personal_test_accuracy_std"] == pytest.approx(spread, rel=1e-14)
     assert found["personal_test_accuracy_worst_decile"] == 0.2  # ceil(3 / 10) = 1 client, the lowest
     assert found["personal_test_loss_worst_decile"] == 0.7  # the highest
+    assert found["personal_estimation_error_mean"] == 3.0
+    assert found["personal_estimation_error_std"] == math.sqrt((4 + 1 + 4 + 1) / 4)
+    assert "personal_estimation_error_worst_decile" not in found
+
+
+def test_final_counts_the_averagings_of_the_rounds_done(create, tmp_path):
+    everyone = [0, 1, 1, 0, 0, 1]
+    own = [[1, 0], [1, 1], [0, 0], [1, 0], [0, 0], [0, 1]]
+    for done, counts in ((5, (2, [2, 0], [4, 2])), (0, (0, [0, 0], [0, 0]))):
+        writer = create(EVERYTHING)
+        if done:
+            coins = {"coins_global": np.array(everyone)[:done, None], "coins_cluster": np.array(own)[:done]}
+            writer.rounds(0, rows(EVERYTHING, 0, done) | coins)
+        found = final(writer, tmp_path)
+        assert (found["global_rounds"], list(found["cluster_rounds"]), list(found["mean_rounds"])) == counts
+        (tmp_path / "results.h5").unlink()
+
+
+@pytest.mark.parametrize("coins", [{}, {"cluster": 2}, {"global": 1, "cluster": 3}, {"global": 2, "cluster": 2}])
+def test_other_coins_say_nothing_about_averagings(create, tmp_path, coins):
+    assert (
+        not {"global_rounds", "cluster_rounds", "mean_rounds"} & final(create(EVERYTHING, coins=coins), tmp_path).keys()
+    )
+
+
+def test_clients_of_more_clusters_than_announced_are_refused(create):
+    with pytest.raises(ValueError, match="/clusters/n_clients: got int64"):
+        create(EVERYTHING, cluster=[0, 1, 2, 0])
 
 
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (10, 1), (11, 2), (20, 2), (21, 3)])

@@ -1,0 +1,53 @@
+"""The clients' losses of a linear regression as quadratics: f_i(w) = 1/2 w^T A_i w - b_i^T w + constant."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcfl.block import Block
+from hpcfl.engine import Engine
+from hpcfl.errors import InputError
+from hpcfl.theory.curvature import is_linear
+
+
+def need_quadratics(engine: Engine, name: str) -> None:
+    """Raises InputError where the losses are not quadratic, or the numbers too short to solve with."""
+    if engine.task.classes is not None or not is_linear(engine):
+        raise InputError(
+            f'algorithm.name = "{name}": solves linear regressions only; give model.name = "linear" and data for it'
+        )
+    if engine.task.dtype != torch.float64:
+        raise InputError(f'algorithm.name = "{name}": solves exactly, which needs run.dtype = "float64"')
+
+
+def quadratics(b: Block) -> tuple[Tensor, Tensor]:
+    """A_i [C, P, P] and b_i [C, P] of the mean losses.
+
+    By P + 1 gradients, which are affine: b_i = -grad f_i(0), A_i e_k = grad f_i(e_k) + b_i.
+    """
+    batch = b.batch(0)
+    identity = torch.eye(b.parameters, dtype=batch.x.dtype, device=batch.x.device)
+    at_zero = 0.0 + b.grad(b.stack(torch.zeros_like(identity[0])), batch)
+    A = torch.stack([b.grad(b.stack(e), batch) - at_zero for e in identity], 2)
+    return (A + A.transpose(1, 2)) / 2, -at_zero
+
+
+def pack(matrix: Tensor, vector: Tensor) -> Tensor:
+    """[C, P, P] and [C, P] in one row per client: [C, P^2 + P]."""
+    return torch.cat([matrix.flatten(1), vector], 1)
+
+
+def unpack(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """[C, P^2 + P] -> [C, P, P], [C, P, 1]; of no rows, whatever their width, none."""
+    rows = rows.reshape(len(rows), size * size + size)
+    return rows[:, : size * size].unflatten(1, (size, size)), rows[:, size * size :, None]
+
+
+def pseudo_inverse(matrix: Tensor) -> Tensor:
+    """[..., P, P] of symmetric matrices, one by one: the bits must not depend on their number."""
+    flat = matrix.reshape(-1, *matrix.shape[-2:])
+    flat = (flat + flat.transpose(1, 2)) / 2
+    if not len(flat):
+        return matrix
+    return torch.stack([torch.linalg.pinv(m, hermitian=True) for m in flat]).reshape(matrix.shape)

@@ -6,7 +6,7 @@ for the local phase, a ``Round`` the collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpcfl.block import Block
     from hpcfl.engine import Engine
     from hpcfl.round import Round
+    from hpcfl.theory.predictions import Prediction
 
 Rows = Mapping[str, Tensor]  # name -> one row per client in hand: [C, ...]
 Weighting = Literal["client", "sample"]
@@ -89,6 +90,14 @@ class Work:
         Raises InputError, on all ranks alike, for options that do not fit the data.
         """
         return self
+
+    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        """What theory says of the prepared algorithm in so many rounds, for ``hpcfl theory``. On one rank."""
+        raise InputError("hpcfl theory: there is no theory for this algorithm")
+
+    def minimiser(self, engine: Engine) -> np.ndarray | None:
+        """[N, P] the personal models that it converges to, where they can be solved for. On one rank."""
+        return None
 
     def coins(self, n_clusters: int) -> Mapping[str, np.ndarray]:
         return {}

@@ -26,6 +26,10 @@ app = typer.Typer(
 )
 
 Files = Annotated[list[Path], typer.Argument(help="Results files, or folders of runs.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="part.key=value overrides the job file, part={...} replaces a table."),
+]
 Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", help="Python file that registers an algorithm, model, data set or partition."),
@@ -35,10 +39,7 @@ Plugins = Annotated[
 @app.command()
 def run(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="part.key=value overrides the job file, part={...} replaces a table."),
-    ] = None,
+    changes: Changes = None,
     plugin: Plugins = None,
     out: Annotated[str | None, typer.Option(help="Folder for the results; overrides run.out.")] = None,
 ) -> int:
@@ -72,6 +73,24 @@ def plot(
 
     draw(files, output)
     print(f"wrote {output}")
+
+
+@app.command()
+def theory(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
+    results: Annotated[
+        Path | None, typer.Argument(help="Results of a run of the job, to be shown beside the predictions.")
+    ] = None,
+    changes: Changes = None,
+    plugin: Plugins = None,
+    accuracy: Annotated[
+        float, typer.Option(help="Share of the squared distance to the minimiser that is left.", min=1e-300, max=1.0)
+    ] = 1e-6,
+) -> None:
+    """What theory predicts for a job: step sizes, best probabilities, rounds and bytes; and what a run measured."""
+    from hpcfl.forecast import theory as forecast
+
+    forecast(job, changes or [], plugin or [], accuracy, results, Console())
 
 
 @app.command(name="list")

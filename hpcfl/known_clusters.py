@@ -19,7 +19,7 @@ from hpcfl.errors import InputError
 from hpcfl.options import Count, NonNegative, NonNegatives, OpenShare, OpenShares, Positive, Positives, Share, Shares
 from hpcfl.schedules import CONSTANT, Schedule
 from hpcfl.theory.async_l2gd import Setting, TauRule, alpha_of, cluster_weights, optimal_probabilities, tau_of
-from hpcfl.theory.curvature import curvature
+from hpcfl.theory.curvature import Curvature, curvature, is_linear
 
 Objective = Literal["mean", "sum"]
 Each = np.ndarray | float
@@ -78,6 +78,11 @@ class RandomSteps(Pull):
     def L(self, engine: Engine) -> float:
         """Collective over the world: the smoothness of every f_i."""
         return self.smoothness or curvature(engine, objective=self.objective).L
+
+    def curvature(self, engine: Engine) -> Curvature:
+        """Collective over the world. Models without a known strong convexity count as having none."""
+        mu = None if is_linear(engine) else 0.0
+        return curvature(engine, objective=self.objective, L=self.smoothness, mu=mu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +147,7 @@ class Factors:
         self.to_cluster = each(s.gamma * tau * (1 - alpha) * rate)  # gamma_i tau_j (1 - alpha_j)/p_0
         self.within = each(s.averaging_steps(1.0)[1])  # gamma_i (1 - tau_j) (1 - alpha_j)/((1 - p_0) p_j)
         self.local = each(loss_scale / chance[s.cluster])  # 1/((1 - p_0)(1 - p_j)), and f_i by the mean loss
-        self.loss, self.alpha = each(loss_scale), each(alpha)
+        self.loss, self.alpha, self.loss_scale = each(loss_scale), each(alpha), loss_scale
         self.gamma = s.gamma  # [N] of the clients in thetabar_j
         self.weights = s.alpha * s.weights  # [K] of thetabar_j in thetabar: alpha_j Gamma_j
 

@@ -11,9 +11,13 @@ from hpcfl.errors import InputError
 from hpcfl.theory.curvature import is_linear
 
 
+def is_quadratic(engine: Engine) -> bool:
+    return engine.task.classes is None and is_linear(engine)
+
+
 def need_quadratics(engine: Engine, name: str) -> None:
     """Raises InputError where the losses are not quadratic, or the numbers too short to solve with."""
-    if engine.task.classes is not None or not is_linear(engine):
+    if not is_quadratic(engine):
         raise InputError(
             f'algorithm.name = "{name}": solves linear regressions only; give model.name = "linear" and data for it'
         )

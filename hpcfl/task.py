@@ -76,6 +76,11 @@ class Task:
         self.metrics = ("loss", "accuracy" if classes else "squared_error")
 
     @property
+    def bytes(self) -> int:
+        """Of one model."""
+        return self.layout.size * torch.finfo(self.dtype).bits // 8
+
+    @property
     def least(self) -> int:
         """Smallest block whose arithmetic has the same bits as a larger one's (held by tests)."""
         has_convolutions = any(isinstance(m, CONVOLUTIONS) for m in self.module.modules())

@@ -26,7 +26,7 @@ LAYERS = [  # a module imports only from its own layer or an earlier one
     "coordinator evaluate results results_file results_schema results_means record",
     "config",
     "build run",
-    "session cli catalogue doctor probe analysis __main__",
+    "session cli catalogue doctor probe analysis forecast __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 FILES = {

@@ -23,6 +23,7 @@ Limits held by tests: E of the step is -eta grad F; alpha = 1 and p_cluster = 0 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,14 +31,17 @@ import numpy as np
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
+from hpcfl.algorithms.blup import BLUP
 from hpcfl.block import Block
 from hpcfl.engine import Engine
 from hpcfl.group import Group
 from hpcfl.known_clusters import ClusterCoins, Descending, Factors
+from hpcfl.quadratics import is_quadratic
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting
+from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting, solved
 
 
 @register("algorithm", "async_l2gd")
@@ -94,6 +98,23 @@ class Algorithm1(Work):
 
     def personal(self, b: Block, own: Rows) -> Tensor:
         return own["theta"]
+
+    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        s, f, traffic = self.setting, self.options.curvature(engine), Traffic.of(self.setting)
+        yield from of_setting(s, f)
+        yield from of_descent(s, f, self.eta, traffic, accuracy, engine.task.bytes)
+        yield from of_rounds(s, traffic, rounds, engine.task.bytes)
+        theta = self.minimiser(engine)
+        if theta is not None:
+            yield from of_noise(engine, s, f, self.eta, self.k.loss_scale, theta, rounds)
+
+    def minimiser(self, engine: Engine) -> np.ndarray | None:
+        o = self.options
+        return (
+            solved(engine, BLUP(gamma=o.gamma, alpha=o.alpha, lam=o.lam, objective=o.objective))
+            if is_quadratic(engine)
+            else None
+        )
 
     def lr(self, b: Block) -> float:
         """eta of this iteration."""

@@ -23,6 +23,7 @@ Limits held by tests: E g = grad F(x); squared error below 1e-20 where async_l2g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,18 +31,21 @@ import numpy as np
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
+from hpcfl.algorithms.blup import BLUP
 from hpcfl.block import Block, Given, Step
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.group import Group
 from hpcfl.known_clusters import ClusterCoins, Factors
 from hpcfl.options import Positive, PositiveShare
+from hpcfl.quadratics import is_quadratic
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting
-from hpcfl.theory.curvature import curvature
+from hpcfl.theory.curvature import Curvature, curvature
 from hpcfl.theory.katyusha import Katyusha, largest_eta
+from hpcfl.theory.predictions import Prediction, Traffic, of_rounds, of_setting, solved
 
 
 @register("algorithm", "async_l2gd_vr")
@@ -64,14 +68,16 @@ class AsyncL2GDVR(ClusterCoins):
         p = s.p_global or float(s.p_cluster.mean())
         rho = self.p_refresh or p * (1 - p)
         eta = self.lr or largest_eta(L + float(s.gamma.max()), s.expected_smoothness(L))
-        return Section4(s, Factors(s, self.loss_scale(engine)), Katyusha(eta, f.mu, rho))
+        return Section4(self, s, f, Factors(s, self.loss_scale(engine)), Katyusha(eta, f.mu, rho))
 
 
 @dataclass(frozen=True)
 class Section4(Work):
     """What runs: with everything as numbers."""
 
+    options: AsyncL2GDVR
     setting: Setting
+    curvature: Curvature
     k: Factors
     katyusha: Katyusha
 
@@ -133,6 +139,18 @@ class Section4(Work):
         u, v = w - b.shared["wbar"], w - b.shared["wbar_j"]
         pull = b.each(s.gamma) * (b.each(self.k.alpha) * u + (1 - b.each(self.k.alpha)) * v)
         return {"grad_F": b.each(self.k.loss) * b.grad(w, b.batch(0)) + pull, "u_w": u, "v_w": v}, {}
+
+    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        s, k = self.setting, self.katyusha
+        yield from of_setting(s, self.curvature)
+        for name in ("eta", "rho", "theta1", "theta2", "beta", "gamma"):
+            yield Prediction(f"accelerated steps, {name}", getattr(k, name))
+        yield from of_rounds(s, Traffic.of(s), rounds, engine.task.bytes, refresh=1 + rounds * k.rho)
+
+    def minimiser(self, engine: Engine) -> np.ndarray | None:
+        o = self.options
+        blup = BLUP(gamma=o.gamma, alpha=o.alpha, lam=o.lam, objective=o.objective)
+        return solved(engine, blup) if is_quadratic(engine) else None
 
     def personal(self, b: Block, own: Rows) -> Tensor:
         return own["y"]

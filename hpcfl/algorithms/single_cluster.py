@@ -16,20 +16,24 @@ Limits held by tests: Async-L2GD with alpha = 1 and p_cluster = 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
+from hpcfl.algorithms.blup import BLUP
 from hpcfl.block import Block
 from hpcfl.engine import Engine
 from hpcfl.group import Group
 from hpcfl.known_clusters import Descending, Factors
+from hpcfl.quadratics import is_quadratic
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting, optimal_probabilities
+from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting, solved
 
 
 @register("algorithm", "single_cluster")
@@ -79,6 +83,19 @@ class L2GD(Work):
 
     def personal(self, b: Block, own: Rows) -> Tensor:
         return own["theta"]
+
+    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        s, f, traffic = self.setting, self.options.curvature(engine), Traffic.of(self.setting, hierarchical=False)
+        yield from of_setting(s, f)
+        yield from of_descent(s, f, self.eta, traffic, accuracy, engine.task.bytes)
+        yield from of_rounds(s, traffic, rounds, engine.task.bytes)
+        theta = self.minimiser(engine)
+        if theta is not None:
+            yield from of_noise(engine, s, f, self.eta, self.k.loss_scale, theta, rounds)
+
+    def minimiser(self, engine: Engine) -> np.ndarray | None:
+        o = self.options
+        return solved(engine, BLUP(gamma=o.gamma, alpha=1.0, objective=o.objective)) if is_quadratic(engine) else None
 
     def lr(self, b: Block) -> float:
         """eta of this iteration."""

@@ -87,7 +87,7 @@ def test_small_numbers_by_hand():
     data = least_squares([4, 5, 6], features=1)
     o = AsyncL2GD(lr=0.1, gamma=(1.0, 1.0, 2.0), alpha=(0.5, 0.25), p_global=0.2, p_cluster=(0.3, 0.0))
     engine, algorithm = ready(data, o, cluster=[0, 0, 1])
-    np.testing.assert_allclose(algorithm.s.tau, [5 / 11, 1])
+    np.testing.assert_allclose(algorithm.setting.tau, [5 / 11, 1])
     start = state_of(engine, np.array([[1.0], [3.0], [-2.0]]))
     new, _ = one_round(engine, algorithm, start, True, [False, False])
     np.testing.assert_allclose(new.local["theta"], [[1.030303], [2.303030], [-1.333333]], atol=1e-6)

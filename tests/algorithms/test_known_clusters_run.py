@@ -82,7 +82,7 @@ def test_smoothness_takes_the_place_of_what_the_data_say():
 @pytest.mark.parametrize("alpha", [0.1, 0.9])
 @pytest.mark.parametrize("objective", ["mean", "sum"])
 def test_optimal_probabilities_are_those_of_the_data(alpha, objective):
-    s = prepared(gamma=GAMMA, alpha=alpha, objective=objective, p_global="optimal", p_cluster="optimal").s
+    s = prepared(gamma=GAMMA, alpha=alpha, objective=objective, p_global="optimal", p_cluster="optimal").setting
     p_0, p = optimal_probabilities(smoothness(objective), alpha * max(GAMMA), (1 - alpha) * max(GAMMA))
     assert s.p_global == pytest.approx(p_0, rel=1e-12)
     np.testing.assert_allclose(s.p_cluster, p, rtol=1e-12)
@@ -91,13 +91,13 @@ def test_optimal_probabilities_are_those_of_the_data(alpha, objective):
 
 
 def test_options_for_all_and_for_each():
-    s = prepared(lr=0.01, gamma=0.5, lam=2.0, p_cluster=0.2, tau=0.4).s
+    s = prepared(lr=0.01, gamma=0.5, lam=2.0, p_cluster=0.2, tau=0.4).setting
     np.testing.assert_array_equal(s.gamma, np.full(6, 0.5))
     np.testing.assert_allclose(s.alpha, 2 / (2 + 0.5 * np.array([2, 3, 1])))
     np.testing.assert_array_equal((s.p_cluster, s.tau), ([0.2] * 3, [0.4] * 3))
-    np.testing.assert_allclose(prepared(lr=0.01, gamma=GAMMA, lam=(0.0, 1.0, 2.0)).s.alpha, [0, 1 / 3.9, 2 / 2.5])
-    np.testing.assert_allclose(prepared(lr=0.01).s.alpha, [1 / 3, 1 / 4, 1 / 2])  # lam = gamma = 1
-    np.testing.assert_array_equal(prepared(lr=0.01, alpha=0.3).s.alpha, [0.3] * 3)
+    np.testing.assert_allclose(prepared(lr=0.01, gamma=GAMMA, lam=(0.0, 1.0, 2.0)).setting.alpha, [0, 1 / 3.9, 2 / 2.5])
+    np.testing.assert_allclose(prepared(lr=0.01).setting.alpha, [1 / 3, 1 / 4, 1 / 2])  # lam = gamma = 1
+    np.testing.assert_array_equal(prepared(lr=0.01, alpha=0.3).setting.alpha, [0.3] * 3)
 
 
 @pytest.mark.parametrize("tau", ["balance", 0.0, 0.9])
@@ -111,7 +111,8 @@ def test_the_largest_step_size_is_named_and_accepted(tau):
     share = np.ones(3) / 2.8 * 2 if tau == "balance" else np.full(3, tau)  # 0.2/(0.2 + 0.08)
     alpha, gamma = np.array(ALPHA)[OF], np.array(GAMMA)
     pulls = gamma * (alpha + share[OF] * (1 - alpha)) / 0.2, gamma * (1 - share[OF]) * (1 - alpha) / 0.08
-    largest = 1 / np.max(pulls)
+    largest = prepared(lr=1e-3, **options).setting.largest_lr()
+    assert largest == pytest.approx(1 / np.max(pulls), rel=1e-12)
     assert named == pytest.approx(largest, rel=1e-5)
     assert prepared(lr=named, **options).eta == named
     assert prepared(lr=largest, **options).eta == largest
@@ -120,7 +121,7 @@ def test_the_largest_step_size_is_named_and_accepted(tau):
 
 
 def test_a_schedule_starts_within_the_largest_step_size():
-    largest = prepared(lr=1e-3, **PULL).s.largest_lr()
+    largest = prepared(lr=1e-3, **PULL).setting.largest_lr()
     with pytest.raises(InputError, match="overshoot"):
         prepared(lr=largest * 1.1, lr_schedule=Exponential(decay=0.5), **PULL)
     with pytest.raises(InputError, match="overshoot"):
@@ -186,7 +187,7 @@ def test_towards_the_minimiser_of_F(objective, lr, options):
         models.append(state.local["theta"].numpy()[np.argsort(engine.group.ids)])
     distances = ((np.array(models) - optimum) ** 2).sum((1, 2))
     mu, eta, start = curvature(engine, objective=objective).mu, algorithm.eta, (optimum**2).sum()
-    bound = (1 - eta * mu) ** 500 * start + 2 * eta * noise_at(optimum, algorithm.s, objective) / mu
+    bound = (1 - eta * mu) ** 500 * start + 2 * eta * noise_at(optimum, algorithm.setting, objective) / mu
     assert mu > 0.1
     assert distances.mean() <= bound
     assert distances.mean() < start / 4
@@ -211,7 +212,7 @@ def test_clusters_toss_coins_of_their_own_as_often_as_they_should():
     found = {"global": between.sum(), "within": within.sum(0), "mean": mean.sum(0), "local": (~mean).sum(0)}
     for kind, fell in (("global", between), ("mean", mean)):
         found[f"{kind}_merged"] = (fell[1:] & ~fell[:-1]).sum(0) + fell[0]
-    expected, variance = algorithm.s.expected_rounds(T), algorithm.s.variances(T)
+    expected, variance = algorithm.setting.expected_rounds(T), algorithm.setting.variances(T)
     for kind in expected:
         assert (abs(found[kind] - expected[kind]) <= 4 * np.sqrt(variance[kind]) + 1).all(), kind
     same = (coins["cluster"][:, 1] == coins["cluster"][:, 2]).mean()  # independent: p^2 + (1 - p)^2

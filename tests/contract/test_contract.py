@@ -38,25 +38,27 @@ MORE = [  # options that take another way through an algorithm
     {"name": "async_l2gd", "objective": "sum", "lr": 0.002},
     {"name": "async_l2gd", "p_cluster": 0.0},
     {"name": "async_l2gd", "tau": "bound"},
+    {"name": "async_l2gd_vr", "batch_size": None},
+    {"name": "async_l2gd_vr", "p_cluster": 0.0},
+    {"name": "blup", "objective": "sum"},
     {"name": "fedavg", "server_momentum": 0.5, "weighting": "client"},
+    {"name": "least_squares", "pooled": True},
     {"name": "local", "local_epochs": 2},
+    {"name": "single_cluster", "objective": "sum", "lr": 0.002},
 ]
 CASES = [{"name": name} for name in registered("algorithm")] + MORE
-DTYPES = [torch.float32, torch.float64]
 SIZES = [5, 1, 8, 3, 19, 2, 7]
 CLUSTER = [0, 0, 1, 1, 0, 1, 1]
+PULL = {"gamma": [0.5, 1.0, 1.5, 0.3, 0.7, 1.2, 0.4], "alpha": [0.1, 0.7]}
 LISTS = [  # one number per client or cluster of this federation
     {"name": "apfl", "alpha": [0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0]},
-    {
-        "name": "async_l2gd",
-        "gamma": [0.5, 1.0, 1.5, 0.3, 0.7, 1.2, 0.4],
-        "alpha": [0.1, 0.7],
-        "p_cluster": [0.4, 0.5],
-        "tau": [0.3, 0.9],
-    },
+    {"name": "async_l2gd", "p_cluster": [0.4, 0.5], "tau": [0.3, 0.9], **PULL},
     {"name": "async_l2gd", "lam": [0.5, 3.0]},
+    {"name": "async_l2gd_vr", "p_cluster": [0.4, 0.5], **PULL},
+    {"name": "blup", **PULL},
+    {"name": "single_cluster", "gamma": PULL["gamma"]},
 ]
-COHORTS = [[0, 1, 4], [2, 3, 5, 6], None] * 3
+COHORTS = [[0, 1, 4], [2, 3, 5, 6], None]
 
 
 def of(case: dict[str, Any]) -> type:
@@ -66,6 +68,16 @@ def of(case: dict[str, Any]) -> type:
 def known(case: dict[str, Any]) -> set[str]:
     """Names of the options that the algorithm has."""
     return {f.name for f in dataclasses.fields(of(case))}
+
+
+def cohorts(work: Any) -> list[list[int] | None]:
+    """The participants of each round; more rounds for coins, so that they fall on every side."""
+    return COHORTS * (3 if work.coins(2) else 1)
+
+
+def dtypes(case: dict[str, Any]) -> list[torch.dtype]:
+    """That it can compute in, the shortest first."""
+    return [torch.float64] if of(case).least_squares else [torch.float32, torch.float64]
 
 
 def algorithm(case: dict[str, Any], **more: Any) -> Any:
@@ -84,7 +96,7 @@ def network(inputs: int = 4, outputs: int = 3) -> torch.nn.Module:
 
 def federation(case: dict[str, Any], **options: Any) -> tuple[Any, dict[str, Any]]:
     """Seven clients in two clusters: their samples, and what an engine needs; they train a network where they may."""
-    options |= {"cluster": CLUSTER}
+    options = {"cluster": CLUSTER, "dtype": dtypes(case)[0]} | options
     if of(case).least_squares:
         return least_squares(SIZES), options
     return classes(SIZES), options | {"model": network(), "number": 3}
@@ -98,14 +110,16 @@ every_algorithm = pytest.mark.parametrize("case", CASES + LISTS, ids=named)
 every_algorithm_anywhere = pytest.mark.parametrize("case", CASES, ids=named)
 
 
-@every_algorithm
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [pytest.param(case, dtype, id=f"{named(case)}-{dtype}") for case in CASES + LISTS for dtype in dtypes(case)],
+)
 def test_rounds(case, dtype):
     data, options = federation(case, dtype=dtype)
     engine, work = ready(data, algorithm(case), **options)
     clients, parameters = len(SIZES), engine.task.layout.size
     start = cloned(work.init(engine.task, engine.group))
-    state = play(engine, work, COHORTS)
+    state = play(engine, work, cohorts(work))
     for before, after in ((start.shared, state.shared), (start.local, state.local)):
         assert before.keys() == after.keys()
         for name in before:
@@ -122,10 +136,11 @@ def test_rounds(case, dtype):
         )
     )
 
-    metrics = evaluate(engine, work, state, len(COHORTS), ("train",))
+    rounds = len(cohorts(work))
+    metrics = evaluate(engine, work, state, rounds, ("train",))
     score = engine.task.metrics[1]
     for model in work.evaluated:
-        models = personal(engine, work, state, len(COHORTS)) if model == "personal" else work.global_model(state)[None]
+        models = personal(engine, work, state, rounds) if model == "personal" else work.global_model(state)[None]
         assert models.shape == (clients if model == "personal" else 1, parameters)
         assert models.dtype == dtype
         assert models.isfinite().all()
@@ -142,9 +157,10 @@ def test_coins_fall_on_both_sides_in_these_rounds(case):
     """So that the other tests see every kind of round."""
     data, options = federation(case)
     engine, work = ready(data, algorithm(case), **options)
+    rounds = cohorts(work)
     for name, probability in work.coins(2).items():
-        fell = np.array([decision.coins[name] for decision in drawn(engine, work, COHORTS)])
-        assert fell.shape == (len(COHORTS), len(probability))
+        fell = np.array([decision.coins[name] for decision in drawn(engine, work, rounds)])
+        assert fell.shape == (len(rounds), len(probability))
         assert (fell.any(0) == (probability > 0)).all()
         assert not fell.all(0).any()
 
@@ -169,7 +185,7 @@ class Watched(Round):
 def test_arguments_are_not_written_to(case):
     engine, work = ready(least_squares(SIZES), algorithm(case), cluster=CLUSTER)
     state = work.init(engine.task, engine.group)
-    for decision in drawn(engine, work, COHORTS):
+    for decision in drawn(engine, work, cohorts(work)):
         shared = cloned(state).shared
         new = work.round(state, Watched(engine, decision))
         assert all(same_bits(state.shared[name], shared[name]) for name in shared)
@@ -178,26 +194,29 @@ def test_arguments_are_not_written_to(case):
 
 @every_algorithm
 def test_all_memory_is_in_the_state(case):
-    data, rounds = least_squares(SIZES), len(COHORTS)
+    data = least_squares(SIZES)
     (engine, work), (one, first), (other, second) = (ready(data, algorithm(case), cluster=CLUSTER) for _ in range(3))
-    whole = play(engine, work, COHORTS + COHORTS)
-    half = cloned(play(one, first, COHORTS))
-    state = play(other, second, COHORTS, state=half, first=rounds)
+    rounds = cohorts(work)
+    whole = play(engine, work, rounds + rounds)
+    half = cloned(play(one, first, rounds))
+    state = play(other, second, rounds, state=half, first=len(rounds))
     for a, b in ((whole.shared, state.shared), (whole.local, state.local)):
         assert all(same_bits(a[name], b[name]) for name in a)
     if "personal" in work.evaluated:
-        assert same_bits(personal(other, second, state, 2 * rounds), personal(engine, work, whole, 2 * rounds))
+        done = 2 * len(rounds)
+        assert same_bits(personal(other, second, state, done), personal(engine, work, whole, done))
 
 
 def everything(options: Any, data: Any, world: Any = None, **engine_options: Any) -> dict[str, np.ndarray]:
     """One rank after its rounds: the shared state, and by client id the local state, personal models and metrics."""
     engine, work = ready(data, options, world=world, **engine_options)
-    state = play(engine, work, COHORTS if len(data) == len(SIZES) else len(COHORTS))
+    rounds = cohorts(work)
+    state = play(engine, work, rounds if len(data) == len(SIZES) else len(rounds))
     out = {f"shared {name}": values.numpy() for name, values in state.shared.items()}
     rows = {f"local {name}": values.numpy() for name, values in state.local.items()}
-    rows |= evaluate(engine, work, state, len(COHORTS), ("train", "test"))
+    rows |= evaluate(engine, work, state, len(rounds), ("train", "test"))
     if "personal" in work.evaluated:
-        rows["personal"] = personal(engine, work, state, len(COHORTS)).numpy()
+        rows["personal"] = personal(engine, work, state, len(rounds)).numpy()
     return out | {
         f"{name} of {i}": row for name, values in rows.items() for i, row in zip(engine.group.ids, values, strict=True)
     }
@@ -211,7 +230,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 @pytest.mark.parametrize("ranks", [2, 3, 9])
 def test_ranks_without_participants_and_without_clients(case, ranks):
     """Every rank has the values of a single process, bit for bit. In each cohort some rank has no participant."""
-    work, (data, options) = algorithm(case), federation(case, dtype=torch.float32)
+    work, (data, options) = algorithm(case), federation(case)
     alone = everything(work, data, **options)
     parts = on_ranks(ranks, lambda comm: everything(work, data, comm, **options))
     for part in parts:
@@ -223,7 +242,7 @@ def test_ranks_without_participants_and_without_clients(case, ranks):
 def test_bits_do_not_depend_on_where_a_client_lies_in_memory(case):
     """61 parameters: in another block a client's row has another alignment, where a library may add differently."""
     work, data = algorithm(case, batch_size=20), least_squares([30, 7, 20, 41, 25, 1, 60], features=60)
-    options = {"model": Linear(), "dtype": torch.float32, "cluster": CLUSTER}
+    options = {"model": Linear(), "dtype": dtypes(case)[0], "cluster": CLUSTER}
     alone = everything(work, data, **options)
     assert_same(everything(work, data, block=2, **options), alone)
     for part in on_ranks(3, lambda comm: everything(work, data, comm, **options)):
@@ -233,7 +252,7 @@ def test_bits_do_not_depend_on_where_a_client_lies_in_memory(case):
 @every_algorithm
 @pytest.mark.parametrize("block", [1, 2, 3, 100])
 def test_block_size_changes_no_bit(case, block):
-    work, (data, options) = algorithm(case), federation(case, dtype=torch.float32)
+    work, (data, options) = algorithm(case), federation(case)
     assert_same(everything(work, data, block=block, **options), everything(work, data, **options))
 
 

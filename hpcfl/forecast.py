@@ -65,8 +65,8 @@ def check_same(job: Job, run: Run) -> None:
         wrong = [key for key in {**mine, **theirs} if part != "run" and mine.get(key) != theirs.get(key)]
         if wrong:
             raise InputError(
-                f"{run.path}: a run of another job: its {part}.{wrong[0]} is {theirs.get(wrong[0], 'absent')}, the job's "
-                f"is {mine.get(wrong[0], 'absent')}; give the changes that it ran with by --set"
+                f"{run.path}: a run of another job: its {part}.{wrong[0]} is {theirs.get(wrong[0], 'absent')}, the "
+                f"job's is {mine.get(wrong[0], 'absent')}; give the changes that it ran with by --set"
             )
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from hpcfl.algorithm import Work
-from hpcfl.engine import Engine
+from hpcfl.engine import Engine, Weights
 from hpcfl.errors import InputError
 from hpcfl.options import Count, NonNegative, NonNegatives, OpenShare, OpenShares, Positive, Positives, Share, Shares
 from hpcfl.schedules import CONSTANT, Schedule
@@ -148,7 +148,7 @@ class Factors:
         self.within = each(s.averaging_steps(1.0)[1])  # gamma_i (1 - tau_j) (1 - alpha_j)/((1 - p_0) p_j)
         self.local = each(loss_scale / chance[s.cluster])  # 1/((1 - p_0)(1 - p_j)), and f_i by the mean loss
         self.loss, self.alpha, self.loss_scale = each(loss_scale), each(alpha), loss_scale
-        self.gamma = s.gamma  # [N] of the clients in thetabar_j
+        self.gamma: Weights = s.gamma if np.ptp(s.gamma) else "client"  # of the clients in thetabar_j
         self.weights = s.alpha * s.weights  # [K] of thetabar_j in thetabar: alpha_j Gamma_j
 
 

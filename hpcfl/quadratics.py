@@ -10,6 +10,8 @@ from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.theory.curvature import is_linear
 
+LONG = 2.0**40  # of vectors that are long beside any model; division by a power of two rounds nothing
+
 
 def is_quadratic(engine: Engine) -> bool:
     return engine.task.classes is None and is_linear(engine)
@@ -28,30 +30,28 @@ def need_quadratics(engine: Engine, name: str) -> None:
 def quadratics(b: Block) -> tuple[Tensor, Tensor]:
     """A_i [C, P, P] and b_i [C, P] of the mean losses.
 
-    By P + 1 gradients, which are affine: b_i = -grad f_i(0), A_i e_k = grad f_i(e_k) + b_i.
+    By P + 1 gradients, which are affine: b_i = -grad f_i(0), A_i u = grad f_i(u) + b_i for vectors u so long that a
+    large b_i costs no digits of A_i u.
     """
     batch = b.batch(0)
     identity = torch.eye(b.parameters, dtype=batch.x.dtype, device=batch.x.device)
     at_zero = 0.0 + b.grad(b.stack(torch.zeros_like(identity[0])), batch)
-    A = torch.stack([b.grad(b.stack(e), batch) - at_zero for e in identity], 2)
+    A = torch.stack([(b.grad(b.stack(LONG * e), batch) - at_zero) / LONG for e in identity], 2)
     return (A + A.transpose(1, 2)) / 2, -at_zero
 
 
-def pack(matrix: Tensor, vector: Tensor) -> Tensor:
-    """[C, P, P] and [C, P] in one row per client: [C, P^2 + P]."""
-    return torch.cat([matrix.flatten(1), vector], 1)
+def pseudo_inverse(matrix: Tensor, least: float) -> Tensor:
+    """[..., P, P] of symmetric matrices, one by one: the bits must not depend on their number.
 
-
-def unpack(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """[C, P^2 + P] -> [C, P, P], [C, P, 1]; of no rows, whatever their width, none."""
-    rows = rows.reshape(len(rows), size * size + size)
-    return rows[:, : size * size].unflatten(1, (size, size)), rows[:, size * size :, None]
-
-
-def pseudo_inverse(matrix: Tensor) -> Tensor:
-    """[..., P, P] of symmetric matrices, one by one: the bits must not depend on their number."""
+    least: eigenvalues up to this share of the largest are roundings of zero.
+    """
     flat = matrix.reshape(-1, *matrix.shape[-2:])
     flat = (flat + flat.transpose(1, 2)) / 2
     if not len(flat):
         return matrix
-    return torch.stack([torch.linalg.pinv(m, hermitian=True) for m in flat]).reshape(matrix.shape)
+    return torch.stack([torch.linalg.pinv(m, hermitian=True, rtol=least) for m in flat]).reshape(matrix.shape)
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """[H, P, P] times [H, P, Q], one by one: the bits must not depend on their number."""
+    return torch.stack([x @ y for x, y in zip(a, b, strict=True)]) if len(a) else a @ b

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -36,6 +36,16 @@ class Batch:
     real: int  # clients before the repeated ones of a padded block
     key: Tensor | None = None  # [C] int64 of the dropout masks; None: no dropout (evaluation)
 
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """x and weight as NumPy arrays, on the CPU."""
+        return self.x.numpy(), self.weight.numpy()
+
+    @cached_property
+    def signs(self) -> Tensor:
+        """[C, B] -1 for the first class, 1 for the second."""
+        return (2 * self.y - 1).to(self.x.dtype)
+
 
 @runtime_checkable
 class BatchedModel(Protocol):
@@ -46,6 +56,14 @@ class BatchedModel(Protocol):
 
     def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
         """The gradient [C, P] in a new tensor, from slope [C, B, O], the loss's derivative by the outputs."""
+
+
+@runtime_checkable
+class OwnLoss(Protocol):
+    """A batched model that brings its loss, too."""
+
+    def batched_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Write] | None:
+        """Weighted loss [C], and its gradient as for ``Gradient``; None where the general way is the better one."""
 
 
 class Task:
@@ -117,6 +135,10 @@ class Task:
 
     def _own_arithmetic(self, model: BatchedModel, w: Tensor, batch: Batch) -> tuple[Tensor, Write]:
         """The loss now, back-propagation when the factor is known: it scales the small slope of the outputs."""
+        if isinstance(model, OwnLoss):
+            found = model.batched_loss(w, batch)
+            if found is not None:
+                return found
         outputs, saved = model.batched_outputs(w, batch.x)
         loss, slope = self._loss_and_slope(outputs, batch)
 
@@ -210,25 +232,9 @@ class Task:
             loss = -(logs.gather(-1, label).squeeze(-1) * batch.weight).sum(1)
             slope = logs.exp_().scatter_add_(-1, label, torch.full_like(label, -1, dtype=logs.dtype))
         else:
-            return squared_loss_and_slope(outputs, batch)
+            slope = outputs - batch.y.unsqueeze(-1)
+            loss = 0.5 * (slope.squeeze(-1) ** 2 * batch.weight).sum(1)
         return loss, slope.mul_(batch.weight.unsqueeze(-1))
-
-
-def squared_loss_and_slope(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Weighted half squared error [C] and its derivative by the outputs [C, B, 1]; overwrites the outputs.
-
-    On the CPU by NumPy: there are regressions with so little to compute that the calls are what they cost.
-    """
-    if outputs.is_cpu:
-        residual = outputs.numpy()[..., 0]
-        residual -= batch.y.numpy()
-        slope = residual * batch.weight.numpy()
-        loss = np.einsum("cb,cb->c", slope, residual)
-        loss *= 0.5
-        return torch.from_numpy(loss), torch.from_numpy(slope[..., None])
-    difference = outputs.squeeze(-1).sub_(batch.y)
-    weighted = difference * batch.weight
-    return torch.linalg.vecdot(weighted, difference).mul_(0.5), weighted.unsqueeze(-1)
 
 
 def _scaled(gradient: Tensor, factor: Factor, base: Tensor | None) -> Tensor:

@@ -67,7 +67,7 @@ class AsyncL2GDVR(ClusterCoins):
         L = f.L if self.batch_size is None else f.L_sample
         p = s.p_global or float(s.p_cluster.mean())
         rho = self.p_refresh or p * (1 - p)
-        eta = self.lr or largest_eta(L + float(s.gamma.max()), s.expected_smoothness(L))
+        eta = self.lr or largest_eta(f.L + float(s.gamma.max()), s.expected_smoothness(L))
         return Section4(self, s, f, Factors(s, self.loss_scale(engine)), Katyusha(eta, f.mu, rho))
 
 

@@ -30,15 +30,17 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
-from hpcfl.block import Block
+from hpcfl.block import Block, ClusterMeans
 from hpcfl.engine import Engine
 from hpcfl.group import Group
 from hpcfl.known_clusters import ClusterPull, each
-from hpcfl.quadratics import need_quadratics, pack, pseudo_inverse, quadratics, unpack
+from hpcfl.quadratics import need_quadratics, products, pseudo_inverse, quadratics
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import cluster_weights
+
+LEAST = 1e-10  # share of the largest eigenvalue up to which one is a rounding of zero
 
 
 @register("algorithm", "blup")
@@ -71,33 +73,33 @@ class Solver(Work):
     def round(self, state: State, r: Round) -> State:
         size = state.local["theta"].shape[1]
         _, sent = r.clients(self.send, state)
-        means = r.cluster_mean(sent["S, r"], by=self.gamma)
-        formed = torch.from_numpy(means.formed[:, None]).to(means.values.device)
-        S, r_j = unpack(torch.where(formed, means.values, 0.0), size)
+        means = r.cluster_mean(sent["r"], by=self.gamma)
+        S = matrices(r.cluster_mean(sent["S"], by=self.gamma), size, size)
+        r_j = matrices(means, size, 1)
         alpha = torch.from_numpy(self.alpha[means.clusters, None, None]).to(S)
-        M = pseudo_inverse(alpha * torch.eye(size).to(S) + (1 - alpha) * S)
-        sums = r.mean_over_clusters(replace(means, values=pack(alpha * M @ S, (alpha * M @ r_j)[..., 0])), self.weights)
-        left, right = unpack(sums[None], size)
-        c = pseudo_inverse(left[0]) @ right[0]
-        c_j = M @ ((1 - alpha) * r_j + alpha * c)
+        M = pseudo_inverse(alpha * torch.eye(size).to(S) + (1 - alpha) * S, LEAST)
+        left = r.mean_over_clusters(replace(means, values=products(alpha * M, S).flatten(1)), self.weights)
+        right = r.mean_over_clusters(replace(means, values=products(alpha * M, r_j).flatten(1)), self.weights)
+        c = pseudo_inverse(left.reshape(size, size), LEAST) @ right[:, None]
+        c_j = products(M, (1 - alpha) * r_j + alpha * c)
         own, _ = r.clients(self.solve, state, given={"c_j": replace(means, values=c_j[..., 0])})
         return State(local=own)
 
     def send(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        H, b_i = self.inverse(b)
-        S = torch.eye(b.parameters).to(H) - self.per_client(b) * H
-        return {}, {"S, r": pack(S, (H @ b_i)[..., 0])}
+        H, A, b_i = self.inverse(b)
+        return {}, {"S": (H @ A).flatten(1), "r": (H @ b_i)[..., 0]}  # I - gamma_i H_i = H_i A_i, without its rounding
 
     def solve(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        H, b_i = self.inverse(b)
+        H, _, b_i = self.inverse(b)
         return {"theta": (H @ (b_i + self.per_client(b) * b.shared["c_j"][..., None]))[..., 0]}, {}
 
-    def inverse(self, b: Block) -> tuple[Tensor, Tensor]:
-        """H_i [C, P, P] and b_i [C, P, 1]."""
+    def inverse(self, b: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """H_i, A_i [C, P, P] and b_i [C, P, 1]."""
         A, b_i = quadratics(b)
         f = b.each(self.loss)
         f = f[..., None] if isinstance(f, Tensor) else f
-        return torch.linalg.inv(f * A + self.per_client(b) * torch.eye(b.parameters).to(A)), f * b_i[..., None]
+        A = f * A
+        return torch.linalg.inv(A + self.per_client(b) * torch.eye(b.parameters).to(A)), A, f * b_i[..., None]
 
     def per_client(self, b: Block) -> Tensor | float:
         """gamma_i as a number, or [C, 1, 1]."""
@@ -106,3 +108,10 @@ class Solver(Work):
 
     def personal(self, b: Block, own: Rows) -> Tensor:
         return own["theta"]
+
+
+def matrices(means: ClusterMeans, rows: int, columns: int) -> Tensor:
+    """[H, rows, columns]; zeros for clusters that formed no mean, whose values may be anything, even of no width."""
+    values = means.values if means.formed.any() else means.values.new_zeros(len(means.formed), rows * columns)
+    formed = torch.from_numpy(means.formed[:, None]).to(values.device)
+    return torch.where(formed, values, 0.0).unflatten(1, (rows, columns))

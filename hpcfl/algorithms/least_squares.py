@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
 from hpcfl.block import Block
 from hpcfl.engine import Engine
 from hpcfl.group import Group
-from hpcfl.quadratics import need_quadratics, pack, pseudo_inverse, quadratics, unpack
+from hpcfl.quadratics import need_quadratics, pseudo_inverse, quadratics
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
@@ -50,16 +51,21 @@ class LeastSquares(Work):
             own, _ = r.clients(self.solve, state)
             return State(local=own)
         _, sent = r.clients(self.send, state)
-        A, right = unpack(r.mean(sent["A, b"], by="sample")[None], state.local["theta"].shape[1])
-        own, _ = r.clients(self.adopt, state, given={"theta": (pseudo_inverse(A) @ right)[0, :, 0]})
+        A, right = r.mean(sent["A"], by="sample"), r.mean(sent["b"], by="sample")
+        own, _ = r.clients(self.adopt, state, given={"theta": self.solution(A.reshape(-1, len(right)), right)})
         return State(local=own)
 
+    def solution(self, A: Tensor, right: Tensor) -> Tensor:
+        """Of A theta = right, [..., P, P] and [..., P]; eigenvalues of A have been rounded by up to P units or so."""
+        least = 32 * A.shape[-1] * torch.finfo(A.dtype).eps
+        return (pseudo_inverse(A, least) @ right[..., None])[..., 0]
+
     def solve(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        A, b_i = quadratics(b)
-        return {"theta": (pseudo_inverse(A) @ b_i[..., None])[..., 0]}, {}
+        return {"theta": self.solution(*quadratics(b))}, {}
 
     def send(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        return {}, {"A, b": pack(*quadratics(b))}
+        A, b_i = quadratics(b)
+        return {}, {"A": A.flatten(1), "b": b_i}
 
     def adopt(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
         return {"theta": b.stack(b.shared["theta"])}, {}

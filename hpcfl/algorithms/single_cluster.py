@@ -26,6 +26,7 @@ from hpcfl.algorithm import Rows, State, Work
 from hpcfl.algorithms.blup import BLUP
 from hpcfl.block import Block
 from hpcfl.engine import Engine
+from hpcfl.errors import InputError
 from hpcfl.group import Group
 from hpcfl.known_clusters import Descending, Factors
 from hpcfl.quadratics import is_quadratic
@@ -46,6 +47,8 @@ class SingleCluster(Descending):
         p = self.p_global
         if not isinstance(p, float):
             p, _ = optimal_probabilities(self.L(engine), gamma.max(), 0.0)
+        if p == 0:
+            raise InputError("algorithm.p_global = 0: nothing would be averaged, and gamma ignored; give p_global > 0")
         s = Setting(gamma, np.zeros(len(gamma), np.int64), one, p, none, one)
         return L2GD(self, s, Factors(s, self.loss_scale(engine)), self.eta(engine, s))
 

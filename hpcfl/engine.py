@@ -37,17 +37,16 @@ class Census:
         """[H, 1] float64: the weight of the participants of each cluster that this rank hosts."""
         return self._totals(by)[0]
 
-    def total_of_all(self, by: Weights) -> float:
-        """The weight of all participants."""
+    def totals(self, by: Weights) -> np.ndarray:
+        """[K] float64: the weight of the participants of each cluster."""
         return self._totals(by)[1]
 
-    def _totals(self, by: Weights) -> tuple[Tensor, float]:
+    def _totals(self, by: Weights) -> tuple[Tensor, np.ndarray]:
         weight = self._each(by)
 
-        def of() -> tuple[Tensor, float]:
-            mine = weight[self.participants].astype(np.float64)
-            total = np.bincount(self._cluster, mine, len(self.present))[self._topology.hosted]
-            return to_device(total[:, None], self._group.x.device), float(mine.sum())
+        def of() -> tuple[Tensor, np.ndarray]:
+            totals = np.bincount(self._cluster, weight[self.participants].astype(np.float64), len(self.present))
+            return to_device(totals[self._topology.hosted, None], self._group.x.device), totals
 
         return self._keep("total", weight, of)
 

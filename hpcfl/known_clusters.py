@@ -92,8 +92,11 @@ class Descending(RandomSteps):
     lr_schedule: Schedule = CONSTANT
 
     def eta(self, engine: Engine, s: Setting) -> float:
-        """Collective over the world: lr, absent 1/(2 Lcal). Raises InputError where averaging would overshoot."""
-        eta = 0.5 / s.expected_smoothness(self.L(engine)) if self.lr is None else self.lr
+        """Collective over the world: lr. Raises InputError where averaging would overshoot.
+
+        Absent: 1/(2 Lcal), or less where that would overshoot (for other tau than those of the rules).
+        """
+        eta = self.lr or min(0.5 / s.expected_smoothness(self.L(engine)), s.largest_lr())
         first = self.lr_schedule.at(eta, 0, 0)
         if first > s.largest_lr():
             raise InputError(
@@ -122,7 +125,7 @@ class ClusterCoins(ClusterPull, RandomSteps):
         """Collective over the world: everything as numbers. Raises InputError for what does not go together."""
         cluster, clusters = engine.topology.placement.cluster, engine.topology.placement.clusters
         gamma, alpha = self.gammas(engine), self.alphas(engine)
-        if isinstance(self.p_global, float) and self.p_cluster != "optimal":
+        if not isinstance(self.p_global, str) and not isinstance(self.p_cluster, str):
             p_global, p_cluster = self.p_global, one_or_each("p_cluster", self.p_cluster, clusters, "cluster")
         else:
             half = np.full(clusters, 0.5)
@@ -149,7 +152,7 @@ class Factors:
         self.local = each(loss_scale / chance[s.cluster])  # 1/((1 - p_0)(1 - p_j)), and f_i by the mean loss
         self.loss, self.alpha, self.loss_scale = each(loss_scale), each(alpha), loss_scale
         self.gamma: Weights = s.gamma if np.ptp(s.gamma) else "client"  # of the clients in thetabar_j
-        self.weights = s.alpha * s.weights  # [K] of thetabar_j in thetabar: alpha_j Gamma_j
+        self.shares = s.alpha  # [K] of the clusters' weights Gamma_j with which thetabar_j count in thetabar
 
 
 def one_or_each(name: str, value: float | tuple[float, ...], count: int, of: str) -> np.ndarray:

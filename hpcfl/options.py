@@ -106,6 +106,8 @@ def explain(error: ValidationError, cls: type, where: str) -> list[str]:
         alternatives = [o for o in errors if shared_place(o["loc"], e["loc"])]
         if e["type"].endswith("_type") and any(not o["type"].endswith("_type") for o in alternatives):
             continue  # of "a number or a list of numbers", only speak of the one that was meant
+        if e["type"] == "literal_error" and not isinstance(e["input"], str) and len(alternatives) > 1:
+            continue
         path = place(e["loc"])
         name = ".".join([where, *path])
         if e["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -120,8 +122,12 @@ def explain(error: ValidationError, cls: type, where: str) -> list[str]:
             line = f"{name}.name: required, but not given"
         else:
             kinds = sorted({EXPECTED[o["type"]] for o in alternatives if o["type"] in EXPECTED})
-            expected = " or ".join(kinds) if e["type"] in EXPECTED else e["msg"]
-            line = f"{name} = {shown(e['input'])}: expected {expected.removeprefix('Input should be ')}"
+            message = e["msg"].removeprefix("Input should be ")
+            if e["type"] == "literal_error":
+                expected = " or ".join([*kinds, message])
+            else:
+                expected = " or ".join(kinds) if e["type"] in EXPECTED else message
+            line = f"{name} = {shown(e['input'])}: expected {expected}"
         if line not in lines:
             lines.append(line)
     return lines

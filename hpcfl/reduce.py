@@ -70,9 +70,7 @@ class Piece:
 
     def count(self, only: np.ndarray | None) -> int:
         """Number of rows, of those that belong to some of the sums, only [S] bool."""
-        if only is None or self.segments is None:
-            return len(self.clients)
-        return int(self.segments.counts @ only[self.segments.sums])
+        return len(self.clients) if only is None else int(self.counts(len(only)) @ only)
 
     def counts(self, sums: int) -> np.ndarray:
         """[S] number of rows in each sum."""
@@ -221,7 +219,8 @@ def column_sums(comm: Comm, values: np.ndarray, participants: int) -> np.ndarray
 
 def to_device(host: np.ndarray, device: torch.device) -> Tensor:
     """The one way from a host buffer to the rank's device."""
-    return torch.from_numpy(host).to(device)
+    tensor = torch.from_numpy(host)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def to_host(tensor: Tensor) -> np.ndarray:
@@ -236,10 +235,9 @@ def _agree(
 
     What is not finite travels apart, since MPI.MAX may lose a NaN.
     """
-    top, bad = (tops[0] if len(tops) == 1 else np.max([np.zeros(sums), *tops], axis=0)), np.full(sums, -np.inf)
-    if only is not None:
-        top = np.where(only, top, 0.0)
-    if not (top < LARGEST).all():
+    top = tops[0] if len(tops) == 1 else np.max([np.zeros(sums), *tops], axis=0)
+    bad = None if (top < LARGEST).all() else np.full(sums, -np.inf)  # minus the lowest client with such a value
+    if bad is not None:
         top = np.where(top < LARGEST, top, 0.0)
         for piece in pieces:
             into = np.zeros(len(piece.clients), np.int64) if piece.segments is None else piece.segments.into
@@ -247,12 +245,11 @@ def _agree(
             np.maximum.at(bad, into[wrong], -piece.clients[wrong].astype(np.float64))
     columns = pieces[0].rows.shape[1] if pieces else 0
     if comm.size > 1:
-        most = np.stack([top, bad, np.full(sums, float(columns))], axis=1)
+        most = np.stack([top, np.full(sums, -np.inf) if bad is None else bad, np.full(sums, float(columns))], axis=1)
         comm.allreduce(most, "max", "wait")
         top, bad, columns = most[:, 0].copy(), most[:, 1], int(most[:, 2].max(initial=0.0))
-    lowest = -bad.max(initial=-np.inf)
-    if np.isfinite(lowest):
-        raise Diverged(f"client {lowest:.0f}: what it sends is not finite")
+    if bad is not None and np.isfinite(bad).any():
+        raise Diverged(f"client {-bad.max():.0f}: what it sends is not finite")
     return top, columns
 
 

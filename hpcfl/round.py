@@ -111,7 +111,7 @@ class Round:
         result where the total weight is zero; without it that raises Diverged on all ranks.
         """
         x = self._sent(x)
-        total = float(self._sum(by, "client")) if isinstance(by, Sent) else self._census.total_of_all(by)
+        total = float(self._sum(by, "client")) if isinstance(by, Sent) else float(self._census.totals(by).sum())
         if total == 0.0:
             if unchanged is None:
                 raise Diverged(f"round {self.decision.index}: the participants' weights sum to zero")
@@ -147,6 +147,10 @@ class Round:
         if isinstance(by, Sent):
             chosen = chosen & (to_host(total) > 0.0).any(1)  # one column
         return ClusterMeans(topology.hosted, chosen, means.to(self._engine.task.dtype))
+
+    def cluster_weights(self, by: Weights) -> np.ndarray:
+        """[K]: the weight of each cluster's participants in the mean that it forms."""
+        return self._census.totals(by)
 
     def mean_over_clusters(self, means: ClusterMeans, by: np.ndarray) -> Tensor:
         """Collective over the world: mean of the clusters' means [P], the same bits on every rank.

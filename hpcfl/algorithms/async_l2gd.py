@@ -73,7 +73,7 @@ class Algorithm1(Work):
         theta, xi_0, xi = state.local["theta"], r.decision.coins["global"][0], r.decision.coins["cluster"]
         if xi_0:
             thetabar_j = r.cluster_mean(theta, by=self.k.gamma)
-            thetabar = r.mean_over_clusters(thetabar_j, by=self.k.weights)
+            thetabar = r.mean_over_clusters(thetabar_j, by=self.k.shares * r.cluster_weights(self.k.gamma))
             own, _ = r.clients(self.between, state, given={"thetabar_j": thetabar_j, "thetabar": thetabar})
         else:
             given = {"thetabar_j": r.cluster_mean(theta, by=self.k.gamma, only=xi)} if xi.any() else {}

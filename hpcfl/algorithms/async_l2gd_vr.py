@@ -98,7 +98,8 @@ class Section4(Work):
         xi_0, xi, refresh = r.decision.coins["global"][0], r.decision.coins["cluster"], r.decision.coins["refresh"][0]
         if xi_0:
             xbar_j = r.cluster_mean(x, by=self.k.gamma)
-            given: Given = {"xbar_j": xbar_j, "xbar": r.mean_over_clusters(xbar_j, by=self.k.weights)}
+            xbar = r.mean_over_clusters(xbar_j, by=self.k.shares * r.cluster_weights(self.k.gamma))
+            given: Given = {"xbar_j": xbar_j, "xbar": xbar}
             gradient: Step = self.between
         else:
             given = {"xbar_j": r.cluster_mean(x, by=self.k.gamma, only=xi)} if xi.any() else {}
@@ -130,7 +131,7 @@ class Section4(Work):
     def at_reference(self, state: State, r: Round) -> State:
         """grad F(w), w_i - wbar and w_i - wbar_j, by all samples and with the means of w."""
         wbar_j = r.cluster_mean(state.local["w"], by=self.k.gamma)
-        wbar = r.mean_over_clusters(wbar_j, by=self.k.weights)
+        wbar = r.mean_over_clusters(wbar_j, by=self.k.shares * r.cluster_weights(self.k.gamma))
         own, _ = r.clients(self.full_gradient, state, given={"wbar": wbar, "wbar_j": wbar_j}, full_batch=True)
         return State(local=own)
 

@@ -45,7 +45,7 @@ class SingleCluster(Descending):
     def prepare(self, engine: Engine) -> L2GD:
         gamma, one, none = self.gammas(engine), np.ones(1), np.zeros(1)
         p = self.p_global
-        if not isinstance(p, float):
+        if isinstance(p, str):
             p, _ = optimal_probabilities(self.L(engine), gamma.max(), 0.0)
         if p == 0:
             raise InputError("algorithm.p_global = 0: nothing would be averaged, and gamma ignored; give p_global > 0")

@@ -246,8 +246,8 @@ def test_only_w_travels(average, up):
     for account, cohort in zip(accounts, COHORTS, strict=True):
         n = len(cohort or DATA)
         assert account.kind == GLOBAL
-        assert account.up == [(n, n * 3 * 4)] * up  # 3 parameters of 4 bytes
-        assert account.down == [(n, n * 3 * 4)]
+        assert np.sum(account.up, axis=0).tolist() == [up * n, up * n * 3 * 4]  # 3 parameters of 4 bytes
+        assert np.sum(account.down, axis=0).tolist() == [n, n * 3 * 4]
 
 
 def test_training_loss_is_that_of_the_personal_model_before_the_step():
@@ -255,5 +255,5 @@ def test_training_loss_is_that_of_the_personal_model_before_the_step():
     engine = make_engine(DATA, algorithm)
     round = Round(engine, decide(engine, 0))
     algorithm.round(algorithm.init(engine.task, engine.group), round)
-    for rows, loss in round.account.losses:
-        np.testing.assert_allclose(loss, [np.mean(DATA[i][1] ** 2) / 2 for i in rows], rtol=1e-12)
+    for rows, loss, _ in round.account.losses:
+        np.testing.assert_allclose(loss, [np.mean(DATA[i][1] ** 2) / 2 for i in np.arange(len(DATA))[rows]], rtol=1e-12)

@@ -133,14 +133,14 @@ def test_a_schedule_counts_iterations():
 
 @pytest.mark.parametrize(("between", "within"), TOSSES)
 def test_clients_that_sit_out(between, within):
-    """They keep their models; a cluster's mean is that of those who are there, and of as much weight as ever."""
+    """They keep their models; all means are those of the clients who are there, with their weights."""
     participants, theta = [0, 1, 3, 4], theta_0()
     engine, algorithm = ready(DATA, OPTIONS, cluster=OF)
     new, _ = one_round(engine, algorithm, state_of(engine, theta), between, within, participants=participants)
     gamma, alpha = np.array(GAMMA), np.array(ALPHA)
     there = [[i for i in mine if i in participants] for mine in MINE]
     mean_of = [np.average(theta[ids], axis=0, weights=gamma[ids]) if ids else None for ids in there]
-    weight = [alpha[j] * gamma[MINE[j]].sum() for j in (0, 1)]
+    weight = [alpha[j] * gamma[there[j]].sum() for j in (0, 1)]
     thetabar = np.average(mean_of[:2], axis=0, weights=weight)
     for i, j in enumerate(OF):
         expected = theta[i]
@@ -154,6 +154,19 @@ def test_clients_that_sit_out(between, within):
             else:
                 expected = theta[i] - 0.05 / (0.75 * (1 - P_CLUSTER[j])) * gradient(theta, i)
         np.testing.assert_allclose(by_client(engine, new)[i], expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("between", "within"), TOSSES[:4])
+def test_clusters_that_never_meet(between, within):
+    """p_0 = 0 where no cluster is pulled towards the others: tau_j = 0."""
+    engine, algorithm = ready(DATA, changed(alpha=0.0, p_global=0.0, tau="balance"), cluster=OF)
+    theta, gamma = theta_0(), np.array(GAMMA)
+    new, _ = one_round(engine, algorithm, state_of(engine, theta), between, within)
+    thetabar_j = means(theta, gamma, np.ones(3))[1]
+    for i, (j, found) in enumerate(zip(OF, by_client(engine, new), strict=True)):
+        pull, step = 0.05 * gamma[i] / P_CLUSTER[j], 0.05 / (1 - P_CLUSTER[j])
+        expected = theta[i] - (pull * (theta[i] - thetabar_j[j]) if within[j] else step * gradient(theta, i))
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.35, 0.8, 1.0, "balance", "bound", "exact"])

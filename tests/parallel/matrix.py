@@ -35,6 +35,7 @@ LEAST_SQUARES: dict[str, dict[str, Any]] = {  # for algorithms of linear regress
     "data": {"name": "hierarchical-linear", "clusters": 4, "clients_per_cluster": 3, "dim": 5, "test_observations": 3},
     "partition": {"name": "natural"},
     "model": {"name": "linear", "bias": False},
+    "run": {"dtype": "float64"},
 }
 KNOWN_CLUSTERS: dict[str, Any] = {"rounds": 24, "eval_every": 10, "participation": 1.0}
 
@@ -95,6 +96,11 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         **LEAST_SQUARES,
         "run": KNOWN_CLUSTERS,
     },
+    "blup-uneven-clusters": {
+        "algorithm": {"name": "blup", "gamma": [0.3 + 0.05 * i for i in range(12)], "objective": "sum"},
+        "partition": {"name": "natural", "clusters": [7, 1, 1, 3]},
+        "run": {"participation": 1.0},
+    },
     "fedavg-epochs": {"algorithm": {"name": "fedavg", "local_steps": None, "local_epochs": 2}},
     "fedavg-full-batch": {"algorithm": {"name": "fedavg", "batch_size": None, "server_momentum": 0.5}},
     "fedavg-cnn-loop": {
@@ -107,6 +113,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "run": {"backend": "vmap"},
     },
     "fedavg-mlp-vmap": {"algorithm": {"name": "fedavg"}, "run": {"backend": "vmap"}},
+    "least_squares-pooled": {"algorithm": {"name": "least_squares", "pooled": True}},
     "local-logistic": {"algorithm": {"name": "local"}, "model": {"name": "logistic", "l2": 0.01}},
 }
 
@@ -120,7 +127,8 @@ def cases() -> dict[str, Job]:
 def job(name: str, change: dict[str, dict[str, Any]]) -> Job:
     """The base with a change. A table with a ``name`` that the base's has not takes its place; None: not given."""
     cls = registered("algorithm")[change["algorithm"]["name"]]
-    change = (LEAST_SQUARES if cls.least_squares else {}) | change
+    if cls.least_squares:
+        change = {part: LEAST_SQUARES.get(part, {}) | change.get(part, {}) for part in BASE}
     known = {"name", *(f.name for f in dataclasses.fields(cls))}
     tables = {}
     for part, base in BASE.items():

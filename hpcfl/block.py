@@ -23,6 +23,7 @@ BUDGET = {
     "cuda": 1 << 30,
 }  # bytes of models and batches per block: the caches' size, a part of a GPU's memory
 LARGEST_BLOCK = 8192
+MOST_KEPT = 32  # arrays of clients' constants
 
 
 def block_size(task: Task, batch: int, features: int) -> int:
@@ -179,6 +180,8 @@ class Block:
             return values
         kept = self._members.constants
         if id(values) not in kept:
+            if len(kept) >= MOST_KEPT:
+                kept.clear()
             mine = torch.from_numpy(values[self.ids, None]).to(self._task.device, self._task.dtype)
             kept[id(values)] = values, mine  # with the values, so that their id stays theirs
         return kept[id(values)][1]

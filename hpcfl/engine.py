@@ -18,6 +18,7 @@ from hpcfl.topology import Topology
 
 T = TypeVar("T")
 Weights = Weighting | np.ndarray  # of the clients in a mean: by name, or one per client of the run [N]
+MOST_KEPT = 32  # arrays: an algorithm may make its weights anew every round
 REDUCTIONS = {"reproducible": reproducible_sum, "float64": float64_sum}
 
 
@@ -77,6 +78,8 @@ class Census:
         """What was made before of the same array, which never changes."""
         key = name, id(of)
         if key not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
             self._kept[key] = of, make()  # with the array, so that its id stays its own
         return cast(T, self._kept[key][1])
 

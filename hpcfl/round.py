@@ -211,9 +211,5 @@ def _apart(values: Tensor, local: Rows) -> Tensor:
     return values.clone() if any(place == v.untyped_storage().data_ptr() for v in local.values()) else values
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _listed(ids: np.ndarray) -> str:
     return ", ".join(map(str, ids[:5])) + (" ..." if len(ids) > 5 else "")

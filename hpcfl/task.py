@@ -91,6 +91,7 @@ class Task:
         self.classes, self.l2, self.device, self.dtype = classes, l2, device, dtype
         self.backend = _choose_backend(module, backend, device)
         self.batched = cast(BatchedModel, self.module) if self.backend == "model" else None
+        self.own_loss = self.module if self.batched is not None and isinstance(self.module, OwnLoss) else None
         self.metrics = ("loss", "accuracy" if classes else "squared_error")
 
     @property
@@ -135,10 +136,9 @@ class Task:
 
     def _own_arithmetic(self, model: BatchedModel, w: Tensor, batch: Batch) -> tuple[Tensor, Write]:
         """The loss now, back-propagation when the factor is known: it scales the small slope of the outputs."""
-        if isinstance(model, OwnLoss):
-            found = model.batched_loss(w, batch)
-            if found is not None:
-                return found
+        found = self.own_loss.batched_loss(w, batch) if self.own_loss is not None else None
+        if found is not None:
+            return found
         outputs, saved = model.batched_outputs(w, batch.x)
         loss, slope = self._loss_and_slope(outputs, batch)
 

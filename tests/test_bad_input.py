@@ -102,7 +102,7 @@ WRONG_SETTINGS += [
             ["algorithm.p_cluster=0", "algorithm.tau=0.5"],
             "algorithm.tau = 0.5: for cluster 0 (and 3 others), with p_cluster",
         ),
-        (['algorithm.tau="often"'], "algorithm.tau = \"often\": expected a list or a number or 'balance', 'bound' or 'exact'"),
+        (['algorithm.tau="often"'], "algorithm.tau = \"often\": expected a list or a number or 'balance'"),
         (["algorithm.tau=1.5"], "algorithm.tau = 1.5: expected less than or equal to 1"),
         (["algorithm.tau=[0.1, 0.2, 0.3]"], "algorithm.tau: 3 values, expected one, or one per cluster (4)"),
         (

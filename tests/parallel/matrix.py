@@ -96,9 +96,33 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         **LEAST_SQUARES,
         "run": KNOWN_CLUSTERS,
     },
+    "async_l2gd_vr-theory": {  # on clusters of its own data
+        "algorithm": {
+            "name": "async_l2gd_vr",
+            "gamma": [0.3 + 0.05 * i for i in range(12)],
+            "lr": None,
+            "smoothness": None,
+            "strong_convexity": None,
+            "batch_size": 2,
+        },
+        **LEAST_SQUARES,
+        "model": {"name": "linear", "l2": 0.1},
+        "run": KNOWN_CLUSTERS | {"dtype": "float64"},
+    },
+    "async_l2gd_vr-logistic": {
+        "algorithm": {"name": "async_l2gd_vr", "alpha": 0.4, "batch_size": None, "strong_convexity": None},
+        "partition": {"clusters": [7, 1, 1, 2]},
+        "model": {"name": "logistic", "l2": 0.1},
+        "run": KNOWN_CLUSTERS,
+    },
     "blup-uneven-clusters": {
         "algorithm": {"name": "blup", "gamma": [0.3 + 0.05 * i for i in range(12)], "objective": "sum"},
         "partition": {"name": "natural", "clusters": [7, 1, 1, 3]},
+        "run": {"participation": 1.0},
+    },
+    "blup-wide": {
+        "algorithm": {"name": "blup", "alpha": [0.0, 1.0, 0.3, 0.0]},
+        "data": LEAST_SQUARES["data"] | {"dim": 25},
         "run": {"participation": 1.0},
     },
     "fedavg-epochs": {"algorithm": {"name": "fedavg", "local_steps": None, "local_epochs": 2}},
@@ -115,6 +139,16 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "fedavg-mlp-vmap": {"algorithm": {"name": "fedavg"}, "run": {"backend": "vmap"}},
     "least_squares-pooled": {"algorithm": {"name": "least_squares", "pooled": True}},
     "local-logistic": {"algorithm": {"name": "local"}, "model": {"name": "logistic", "l2": 0.01}},
+    "single_cluster-gamma": {
+        "algorithm": {"name": "single_cluster", "gamma": [0.3 + 0.05 * i for i in range(11)]},
+        "partition": {"clusters": [7, 1, 1, 2]},
+        "run": KNOWN_CLUSTERS,
+    },
+    "single_cluster-theory": {
+        "algorithm": {"name": "single_cluster", "lr": None, "smoothness": None, "p_global": "optimal"},
+        **LEAST_SQUARES,
+        "run": KNOWN_CLUSTERS | {"dtype": "float64"},
+    },
 }
 
 

@@ -78,6 +78,7 @@ class Work:
     evaluated: ClassVar[tuple[str, ...]] = ("personal",)
     exposed: ClassVar[tuple[str, ...]] = ()
     least_squares: ClassVar[bool] = False  # made for linear regression only
+    whole_cohort: ClassVar[bool] = False  # every client must take part in every round
 
     @property
     def minibatch(self) -> int | None:

@@ -65,6 +65,11 @@ def build(job: Job, world: Comm) -> Built:
     population = node.bcast(_population(*source) if source else None)
     clients = len(population.cluster)
     cohort = job.run.cohort(clients)
+    if job.algorithm.whole_cohort and cohort < clients:
+        raise InputError(
+            f"run.participation: {cohort} of {clients} clients a round, but {job.algorithm_name} needs all of them in "
+            "every round; leave run.participation and run.clients_per_round out"
+        )
     placement = place(population.cluster, population.count[:, TRAIN], world.size)
     neighbours = node.gather(world.rank)
     spec = Spec(population.shape, population.classes)

@@ -100,9 +100,8 @@ class Descending(RandomSteps):
         first = self.lr_schedule.at(eta, 0, 0)
         if first > s.largest_lr():
             raise InputError(
-                f"algorithm.lr = {first:g}: averaging would overshoot the means, for which eta gamma (alpha + "
-                "tau (1 - alpha))/p_0 and eta gamma (1 - tau)(1 - alpha)/((1 - p_0) p_j) must not exceed 1; "
-                f"the largest admissible lr is {s.largest_lr() * (1 - 5e-6):.6g}"  # rounded down
+                f"algorithm.lr = {first:g}: averaging would overshoot the means; the largest admissible lr is "
+                f"{s.largest_lr() * (1 - 5e-6):.6g} (hpcfl theory says more)"  # rounded down
             )
         return eta
 

@@ -116,15 +116,16 @@ class Recorder:
         """Collective over the world: mean over each round's participants [count], NaN where none took a gradient."""
         count = len(accounts)
         ids = self.engine.group.ids
-        values = np.zeros((len(ids), 2 * count))
+        values = np.zeros((2, count, len(ids)))  # losses, and 1 where there is one
         for k, account in enumerate(accounts):
             for rows, loss, counted in account.losses:
-                values[rows, k] = to_host(loss) if counted is None else np.where(counted, to_host(loss), 0.0)
-                values[rows, count + k] = 1.0 if counted is None else counted
-        sums = column_sums(self.world, values, self.engine.group.population)
+                mine = True if counted is None else counted  # of several passes over the clients the last one counts
+                values[0, k, rows] = np.where(mine, to_host(loss), values[0, k, rows])
+                values[1, k, rows] = np.where(mine, 1.0, values[1, k, rows])
+        sums = column_sums(self.world, values.reshape(2 * count, len(ids)).T, self.engine.group.population)
         bad = np.flatnonzero(np.isinf(sums[:count]))
         if len(bad):
-            mine = ids[~(np.abs(values[:, bad[0]]) < LARGEST)]
+            mine = ids[~(np.abs(values[0, bad[0]]) < LARGEST)]
             lowest = np.array([mine.min(initial=np.iinfo(np.int64).max)])
             self.world.allreduce(lowest, "min")
             raise Diverged(f"round {first + bad[0]}, client {lowest[0]}: the training loss is not finite")

@@ -83,11 +83,11 @@ class Piece:
         return counts
 
     def weighted(self, columns: slice = slice(None)) -> Array:
-        """[c, p] float64, in new memory; on the CPU a NumPy array, whose operations cost less to call."""
-        rows, weights = _array(self.rows[:, columns]), None if self.weights is None else _array(self.weights)
-        if weights is not None:
-            return rows * weights
-        return rows.to(torch.float64, copy=True) if isinstance(rows, Tensor) else rows.astype(np.float64)
+        """[c, p] float64, not to be written to; on the CPU a NumPy array, whose operations cost less to call."""
+        rows = _array(self.rows if columns == slice(None) else self.rows[:, columns])
+        if self.weights is not None:
+            return rows * _array(self.weights)
+        return rows.to(torch.float64) if isinstance(rows, Tensor) else rows.astype(np.float64, copy=False)
 
     @property
     def small(self) -> bool:
@@ -172,9 +172,9 @@ def reproducible_sum(
 
 
 def _counted(piece: Piece, values: Array, shift: np.ndarray, sums: int) -> Array:
-    """Sums [S, p] of the values [c, p], which are written to, in units of the grid, and of the shift's bit pattern."""
-    values += _like(values, shift)
-    return piece.summed(values.view(torch.int64) if isinstance(values, Tensor) else values.view(np.int64), sums)
+    """Sums [S, p] of the values [c, p] in units of the grid, and of the shift's bit pattern for each."""
+    rounded = values + _like(values, shift)
+    return piece.summed(rounded.view(torch.int64) if isinstance(rounded, Tensor) else rounded.view(np.int64), sums)
 
 
 def _joined(parts: Sequence[Array]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ def run(
     record = Recorder(engine, algorithm, built.population.splits, writer)
     everyone = built.coordinator.everyone
 
+    gc.freeze()  # what is there now lives to the end: the collector need not look at it again
     done, pace = 0, None
     while True:
         plan = world.bcast(built.coordinator.plan(done, pace) if world.rank == 0 else None)

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -52,6 +53,8 @@ from hpcfl.theory.predictions import Prediction, Traffic, of_rounds, of_setting,
 @dataclass(frozen=True, kw_only=True)
 class AsyncL2GDVR(ClusterCoins):
     """Async-L2GD without its noise, accelerated."""
+
+    whole_cohort: ClassVar[bool] = True  # the means of the reference point are of the clients who were there
 
     p_refresh: PositiveShare | None = None  # rho; absent: p_0 (1 - p_0), or the mean p_j (1 - p_j) where p_0 = 0
     strong_convexity: Positive | None = None  # mu of the f_i; absent: found from the data

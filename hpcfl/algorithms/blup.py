@@ -38,7 +38,6 @@ from hpcfl.quadratics import need_quadratics, products, pseudo_inverse, quadrati
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
-from hpcfl.theory.async_l2gd import cluster_weights
 
 LEAST = 1e-10  # share of the largest eigenvalue up to which one is a rounding of zero
 
@@ -52,9 +51,7 @@ class BLUP(ClusterPull):
 
     def prepare(self, engine: Engine) -> Solver:
         need_quadratics(engine, "blup")
-        gamma, alpha = self.gammas(engine), self.alphas(engine)
-        weights = cluster_weights(gamma, engine.topology.placement.cluster, len(alpha))
-        return Solver(gamma, alpha, weights, self.loss_scale(engine))
+        return Solver(self.gammas(engine), self.alphas(engine), self.loss_scale(engine))
 
 
 class Solver(Work):
@@ -62,9 +59,9 @@ class Solver(Work):
 
     least_squares = True
 
-    def __init__(self, gamma: np.ndarray, alpha: np.ndarray, weights: np.ndarray, loss_scale: np.ndarray):
-        """gamma, loss_scale [N], alpha and Gamma_j [K]."""
-        self.gamma, self.alpha, self.weights = gamma, alpha, weights
+    def __init__(self, gamma: np.ndarray, alpha: np.ndarray, loss_scale: np.ndarray):
+        """gamma, loss_scale [N], alpha [K]."""
+        self.gamma, self.alpha = gamma, alpha
         self.gamma_i, self.loss = each(gamma), each(loss_scale)
 
     def init(self, task: Task, group: Group) -> State:
@@ -76,10 +73,11 @@ class Solver(Work):
         means = r.cluster_mean(sent["r"], by=self.gamma)
         S = matrices(r.cluster_mean(sent["S"], by=self.gamma), size, size)
         r_j = matrices(means, size, 1)
+        weights = r.cluster_weights(self.gamma)  # Gamma_j
         alpha = torch.from_numpy(self.alpha[means.clusters, None, None]).to(S)
         M = pseudo_inverse(alpha * torch.eye(size).to(S) + (1 - alpha) * S, LEAST)
-        left = r.mean_over_clusters(replace(means, values=products(alpha * M, S).flatten(1)), self.weights)
-        right = r.mean_over_clusters(replace(means, values=products(alpha * M, r_j).flatten(1)), self.weights)
+        left = r.mean_over_clusters(replace(means, values=products(alpha * M, S).flatten(1)), weights)
+        right = r.mean_over_clusters(replace(means, values=products(alpha * M, r_j).flatten(1)), weights)
         c = pseudo_inverse(left.reshape(size, size), LEAST) @ right[:, None]
         c_j = products(M, (1 - alpha) * r_j + alpha * c)
         own, _ = r.clients(self.solve, state, given={"c_j": replace(means, values=c_j[..., 0])})

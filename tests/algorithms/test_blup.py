@@ -22,7 +22,6 @@ DATA = least_squares(SIZES, features=4)
 GAMMA = (0.7, 0.2, 1.3, 0.4, 0.9, 0.5, 2.0, 1.1)
 PLAIN = Linear(bias=False)
 every_model = pytest.mark.parametrize("model", [PLAIN, Linear(), Linear(bias=False, l2=0.3), Linear(l2=0.02)])
-every_objective = pytest.mark.parametrize("objective", ["mean", "sum"])
 
 
 def solved(o, data=DATA, rounds=1, **options):
@@ -44,7 +43,7 @@ def lstsq(data, l2=0.0, bias=False):
     return np.linalg.lstsq(np.vstack([x, penalty]), np.concatenate([y, np.zeros(len(penalty))]), rcond=1e-10)[0]
 
 
-@every_objective
+@pytest.mark.parametrize("objective", ["mean", "sum"])
 @every_model
 @pytest.mark.parametrize("alpha", [(0.6, 0.15, 0.9, 0.5), (0.0, 1.0, 0.3, 1.0), 1.0, 0.4])
 def test_blup_minimises_F(alpha, model, objective):
@@ -151,15 +150,11 @@ def on(ranks, o, data, **options):
     return np.array([found[i] for i in range(len(data))])
 
 
-@pytest.mark.parametrize(
-    "o",
-    [
-        BLUP(gamma=GAMMA, objective="sum"),
-        BLUP(alpha=(0.0, 1.0, 0.3, 0.0)),
-        LeastSquares(),
-        LeastSquares(pooled=True),
-    ],
-)
+SOLVERS = [BLUP(gamma=GAMMA, objective="sum"), BLUP(alpha=(0.0, 1.0, 0.3, 0.0)), LeastSquares()]
+SOLVERS.append(LeastSquares(pooled=True))
+
+
+@pytest.mark.parametrize("o", SOLVERS)
 @pytest.mark.parametrize("features", [4, 25])
 def test_same_bits_on_any_ranks_and_in_any_blocks(o, features):
     data = least_squares(SIZES, features)
@@ -189,7 +184,7 @@ def test_blup_of_whole_clusters_is_that_of_a_federation_of_these(ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("o", [BLUP(gamma=GAMMA), BLUP(alpha=0.0), LeastSquares(), LeastSquares(pooled=True)])
+@pytest.mark.parametrize("o", SOLVERS)
 def test_every_cohort_is_solved(o, ranks):
     def rank(comm):
         engine, algorithm = ready(DATA, o, cluster=OF, world=comm)
@@ -200,7 +195,7 @@ def test_every_cohort_is_solved(o, ranks):
         assert theta.any(1).all()
 
 
-@pytest.mark.parametrize("o", [BLUP(gamma=GAMMA), LeastSquares(), LeastSquares(pooled=True)])
+@pytest.mark.parametrize("o", SOLVERS)
 def test_further_rounds_do_the_same_again(o):
     assert same_bits(solved(o, rounds=3, cluster=OF), solved(o, cluster=OF))
 

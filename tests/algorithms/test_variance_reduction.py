@@ -1,4 +1,4 @@
-"""Async-L2GD with variance reduction against its formulas in NumPy: steps, means over all coins, limits, accounts."""
+"""Async-L2GD with variance reduction against its formulas in NumPy: steps, means over all coins, accounts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ import numpy as np
 import pytest
 import torch
 from dense_example import Dense
-from helpers import (
-    classes,
-    decide,
-    drawn,
-    least_squares,
-    least_squares_gradient,
-    minibatch,
-    on_ranks,
-    play,
-    ready,
-)
+from helpers import decide, drawn, least_squares, least_squares_gradient, minibatch, on_ranks, ready
 
 from hpcfl.algorithm import State
-from hpcfl.algorithms.async_l2gd import AsyncL2GD
 from hpcfl.algorithms.async_l2gd_vr import AsyncL2GDVR
-from hpcfl.errors import InputError
-from hpcfl.models.dense import MLP, Linear, Logistic
+from hpcfl.models.dense import Linear
 from hpcfl.round import CLUSTER, GLOBAL, LOCAL, Round
 
 OF = np.array([1, 0, 1, 0, 1, 2])  # cluster of each client
@@ -41,8 +29,8 @@ def dense(objective="mean", alpha=ALPHA):
     return Dense(DATA, OF, GAMMA, alpha, objective=objective, l2=L2)
 
 
-def prepared(data=DATA, cluster=OF, model=MODEL, engine_options=None, **options):
-    return ready(data, AsyncL2GDVR(**{**OPTIONS, **options}), cluster=cluster, model=model, **(engine_options or {}))
+def prepared(world=None, **options):
+    return ready(DATA, AsyncL2GDVR(**{**OPTIONS, **options}), cluster=OF, model=MODEL, world=world)
 
 
 def by_client(engine, state):
@@ -124,7 +112,7 @@ def test_a_round_on_ranks(ranks):
     tosses = [(True, (False,) * 3, True), (False, (True, False, True), False), (False, (False,) * 3, True)]
 
     def rank(comm):
-        engine, algorithm = prepared(engine_options={"world": comm})
+        engine, algorithm = prepared(comm)
         state = state_of(engine, scattered())
         for index, (between, within, refresh) in enumerate(tosses, 1):
             coins = {"global": [between], "cluster": within, "refresh": [refresh]}
@@ -242,7 +230,7 @@ def test_the_reference_point(objective, size):
 )
 def test_what_is_sent(index, between, within, refresh, kind, up, down, ranks):
     def rank(comm):
-        engine, algorithm = prepared(engine_options={"world": comm})
+        engine, algorithm = prepared(comm)
         coins = {"global": [between], "cluster": within, "refresh": [refresh]}
         r = Round(engine, decide(engine, index, **coins))
         algorithm.round(state_of(engine, scattered()), r)
@@ -253,87 +241,3 @@ def test_what_is_sent(index, between, within, refresh, kind, up, down, ranks):
     for way, vectors in (("up", up), ("down", down)):
         sent = np.array([v for account in accounts for v in getattr(account, way)]).reshape(-1, 2)
         np.testing.assert_array_equal(sent.sum(0), [vectors, vectors * 3 * 8])
-
-
-@pytest.mark.parametrize("objective", ["mean", "sum"])
-@pytest.mark.parametrize("size", [None, 1])
-@pytest.mark.parametrize(
-    "options", [{}, {"p_refresh": 0.03}, {"gamma": 50.0}, {"alpha": 0.0, "p_global": 0.0, "tau": "balance"}]
-)
-def test_parameters_of_the_theory(options, objective, size):
-    s, k = (getattr(prepared(objective=objective, batch_size=size, **options)[1], n) for n in ("setting", "katyusha"))
-    scale = SIZES if objective == "sum" else np.ones(6)
-    eigenvalues = [c * (np.linalg.eigvalsh(x.T @ x / len(x)) + L2) for c, (x, _) in zip(scale, DATA, strict=True)]
-    L, mu = np.max(eigenvalues), np.min(eigenvalues)
-    single = max(c * ((x**2).sum(1).max() + L2) for c, (x, _) in zip(scale, DATA, strict=True))
-    p = s.p_global or np.mean(P_CLUSTER)
-    rho = options.get("p_refresh", p * (1 - p))
-    eta = 1 / (4 * max(L + np.max(options.get("gamma", GAMMA)), s.expected_smoothness(single if size else L)))
-    theta1 = min(0.5, np.sqrt(eta * mu * max(0.5, 0.5 / rho)))
-    gamma = 1 / max(2 * mu, 4 * theta1 / eta)
-    found = [k.eta, k.mu, k.rho, k.theta1, k.theta2, k.gamma, k.beta]
-    np.testing.assert_allclose(found, [eta, mu, rho, theta1, 0.5, gamma, 1 - gamma * mu], rtol=1e-10)
-    assert prepared(lr=0.001, **options)[1].katyusha.eta == 0.001
-
-
-def test_given_smoothness_and_convexity_take_the_place_of_what_the_data_say():
-    _, algorithm = prepared(smoothness=40.0, strong_convexity=0.7)
-    assert algorithm.katyusha.mu == 0.7
-    assert algorithm.katyusha.eta == pytest.approx(0.25 / algorithm.setting.expected_smoothness(40.0))
-    network = MLP(hidden=(2,))
-    assert prepared(model=network, smoothness=40.0, strong_convexity=0.7)[1].katyusha == algorithm.katyusha
-
-
-@pytest.mark.parametrize("size", [None, 1])
-def test_losses_that_are_not_strongly_convex_are_refused(size):
-    """Fewer samples than parameters, or a logistic model, without a penalty."""
-    two = classes(SIZES, 3, number=2)
-    for data, options in (
-        (DATA[:5] + least_squares([2]), {"model": Linear(bias=False)}),
-        (two, {"model": Logistic(reference=True), "engine_options": {"number": 2}}),
-    ):
-        with pytest.raises(InputError) as error:
-            prepared(data, batch_size=size, **options)
-        assert str(error.value).startswith("algorithm.strong_convexity: some client's loss is not strongly convex")
-        assert str(error.value).endswith("give model.l2 > 0, or a value")
-        prepared(data, batch_size=size, strong_convexity=0.1, **options)
-    prepared(two, model=Logistic(reference=True, l2=0.1), engine_options={"number": 2})
-
-
-MANY = np.array([0, 1, 2, 0, 1, 0, 0, 1, 2, 0])
-RIDGE = least_squares([8] * 10)
-STRENGTHS = (0.7, 0.2, 1.3, 0.4, 0.9, 0.5, 1.0, 0.8, 0.6, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("options", "iterations"),
-    [
-        ({"p_global": 0.3, "p_cluster": 0.3, "alpha": (0.6, 0.15, 0.9)}, 600),
-        ({"p_global": 0.3, "p_cluster": 0.3, "alpha": (0.6, 0.15, 0.9), "batch_size": 1}, 1800),
-        ({"p_global": 0.3, "p_cluster": 0.0, "alpha": (0.6, 0.15, 0.9)}, 600),
-        ({"p_global": 0.3, "p_cluster": 0.0, "alpha": 1.0}, 600),
-        ({"p_global": 0.0, "p_cluster": 0.3, "alpha": 0.0}, 600),
-    ],
-)
-def test_converges_at_a_constant_step_where_async_l2gd_stalls_at_its_noise(options, iterations):
-    f = Dense(RIDGE, MANY, STRENGTHS, np.broadcast_to(options["alpha"], 3), l2=1.0)
-    optimum = f.minimiser()
-
-    def distances(o, rounds, last):
-        """Squared, to the minimiser, at some of the last rounds."""
-        engine, algorithm = ready(RIDGE, o, cluster=MANY, model=Linear(bias=False, l2=1.0))
-        state, found = play(engine, algorithm, rounds - last), []
-        for first in range(rounds - last, rounds, 10):
-            state = play(engine, algorithm, 10, state, first)
-            models = state.local["y" if "y" in state.local else "theta"].numpy()
-            found.append(((models - optimum[engine.group.ids]) ** 2).sum())
-        return algorithm, np.array(found)
-
-    accelerated, left = distances(AsyncL2GDVR(gamma=STRENGTHS, **options), iterations, 50)
-    assert left.max() < 1e-20 * (optimum**2).sum()
-    full_batch = {**options, "batch_size": None}
-    plain, stalled = distances(AsyncL2GD(gamma=STRENGTHS, **full_batch), 800, 500)
-    assert stalled.min() > 1e8 * left.max()
-    sigma2 = plain.setting.noise((f.gradients(optimum) ** 2).sum(1), *f.deviations(optimum))
-    bound = 2 * plain.eta * sigma2 / accelerated.katyusha.mu
-    assert bound / 100 < stalled.mean() < bound

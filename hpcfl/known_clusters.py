@@ -101,7 +101,7 @@ class Descending(RandomSteps):
         if first > s.largest_lr():
             raise InputError(
                 f"algorithm.lr = {first:g}: averaging would overshoot the means; the largest admissible lr is "
-                f"{s.largest_lr() * (1 - 5e-6):.6g} (hpcfl theory says more)"  # rounded down
+                f"{s.largest_lr() * (1 - 5e-6):.6g}"  # rounded down
             )
         return eta
 

@@ -102,6 +102,10 @@ WRONG_SETTINGS += [
             ["algorithm.p_cluster=0", "algorithm.tau=0.5"],
             "algorithm.tau = 0.5: for cluster 0 (and 3 others), with p_cluster",
         ),
+        (
+            ['algorithm={name="async_l2gd_vr"}', "run.participation=0.5", 'model={name="logistic", l2=0.1}'],
+            "run.participation: 20 of 40 clients a round, but async_l2gd_vr needs all of them in every round",
+        ),
         (['algorithm.tau="often"'], "algorithm.tau = \"often\": expected a list or a number or 'balance'"),
         (["algorithm.tau=1.5"], "algorithm.tau = 1.5: expected less than or equal to 1"),
         (["algorithm.tau=[0.1, 0.2, 0.3]"], "algorithm.tau: 3 values, expected one, or one per cluster (4)"),

@@ -163,6 +163,8 @@ def job(name: str, change: dict[str, dict[str, Any]]) -> Job:
     cls = registered("algorithm")[change["algorithm"]["name"]]
     if cls.least_squares:
         change = {part: LEAST_SQUARES.get(part, {}) | change.get(part, {}) for part in BASE}
+    if cls.whole_cohort:
+        change = {**change, "run": {"participation": 1.0} | change.get("run", {})}
     known = {"name", *(f.name for f in dataclasses.fields(cls))}
     tables = {}
     for part, base in BASE.items():

@@ -84,7 +84,7 @@ def theory(
     changes: Changes = None,
     plugin: Plugins = None,
     accuracy: Annotated[
-        float, typer.Option(help="Share of the squared distance to the minimiser that is left.", min=1e-300, max=1.0)
+        float, typer.Option(help="Share of the squared distance to the minimiser that is left.", min=1e-30, max=1.0)
     ] = 1e-6,
 ) -> None:
     """What theory predicts for a job: step sizes, best probabilities, rounds and bytes; and what a run measured."""

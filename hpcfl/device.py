@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import numpy as np
 import torch
 
 from hpcfl.errors import InputError, nearest
@@ -40,6 +41,7 @@ def settle(threads: int) -> None:
     of a few MB that cost more than the arithmetic (measured: 12 ms of subtraction became 210 ms).
     """
     torch.set_num_threads(threads)
+    np.seterr(over="ignore", invalid="ignore")  # what is no longer finite is found and named (Diverged)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

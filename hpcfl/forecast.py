@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from hpcfl.config import Job, load
 from hpcfl.errors import InputError
 from hpcfl.registry import load_plugins
 
+EXPERIMENT = ("seed", "dtype", "participation", "clients_per_round")  # what in [run] makes another experiment
 Value = float | np.ndarray
 
 
@@ -38,6 +40,9 @@ def theory(
     load_plugins(list(plugins))
     asked = load(job_file, changes)
     built = build(load(job_file, [*changes, 'run.dtype="float64"']), Comm())  # for solving
+    clients = built.engine.group.population
+    if asked.run.cohort(clients) < clients:
+        raise InputError("hpcfl theory: speaks of runs in which every client takes part; leave run.participation out")
     algorithm, rounds, notes = built.algorithm, asked.run.rounds, ""
     assert isinstance(algorithm, Work)
     measured: dict[str, Value] = {}
@@ -62,7 +67,8 @@ def check_same(job: Job, run: Run) -> None:
     """Raises InputError where the run is one of another experiment; its length and place do not matter."""
     for part, mine in tomllib.loads(job.text).items():
         theirs = run.config.get(part, {})
-        wrong = [key for key in {**mine, **theirs} if part != "run" and mine.get(key) != theirs.get(key)]
+        keys = EXPERIMENT if part == "run" else {**mine, **theirs}
+        wrong = [key for key in keys if mine.get(key) != theirs.get(key)]
         if wrong:
             raise InputError(
                 f"{run.path}: a run of another job: its {part}.{wrong[0]} is {theirs.get(wrong[0], 'absent')}, the "
@@ -77,6 +83,10 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
     for way in ("up", "down"):
         found[f"vectors_{way}"] = float(run.read(f"/rounds/vectors_{way}").sum())
         found[f"megabytes_{way}"] = float(run.read(f"/rounds/bytes_{way}").sum()) / 1e6
+    if not run.averages_by_coins and "coins_global" in run.file["/rounds"]:
+        everyone = run.read("/rounds/coins_global")[:, 0] == 1
+        found["global_rounds"] = float(everyone.sum())
+        found["global_merged"] = float((everyone & ~np.concatenate([[False], everyone[:-1]])).sum())
     if run.averages_by_coins:
         everyone, own = (run.read(f"/rounds/coins_{name}") == 1 for name in COINS)
         found["global_rounds"] = float(everyone.sum())
@@ -89,7 +99,9 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
             notes.append(f"not merged: {error}")
     if minimiser is None:
         notes.append("the minimiser, and with it the noise, is solved for in linear regressions only")
-    elif "/final/models/personal" in run.file and run.status == "done":
+    elif run.status != "done":
+        notes.append(f"the run is not done ({run.status}): no models to measure the distance to the minimiser of")
+    elif "/final/models/personal" in run.file:
         found["squared_distance"] = float(((run.read("/final/models/personal") - minimiser) ** 2).sum())
     else:
         notes.append("no models at the end: the distance to the minimiser needs run.save_models = true")
@@ -98,9 +110,11 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
 
 def text(value: Value) -> str:
     """A number, or the range of several."""
-    low, high = float(np.min(value)), float(np.max(value))
-    return f"{number(low)}" if low == high else f"{number(low)} .. {number(high)}"
+    low, high = (number(float(pick(value))) for pick in (np.min, np.max))
+    return low if low == high else f"{low} .. {high}"
 
 
 def number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else str(value)
     return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.6g}"

@@ -131,6 +131,7 @@ class ClusterCoins(ClusterPull, RandomSteps):
             s = Setting(gamma, cluster, alpha, 0.5, half, half)  # any probabilities: C_1, C_2 do not depend on them
             p_global, p = optimal_probabilities(self.L(engine), s.c1, s.c2)
             p_cluster = np.full(clusters, p)
+            check_optimal(p_global, p)
         if isinstance(self.tau, str):
             tau = tau_of(self.tau, p_global, p_cluster, alpha, gamma, cluster)
         else:
@@ -152,6 +153,15 @@ class Factors:
         self.loss, self.alpha, self.loss_scale = each(loss_scale), each(alpha), loss_scale
         self.gamma: Weights = s.gamma if np.ptp(s.gamma) else "client"  # of the clients in thetabar_j
         self.shares = s.alpha  # [K] of the clusters' weights Gamma_j with which thetabar_j count in thetabar
+
+
+def check_optimal(*probabilities: float) -> None:
+    """Raises InputError where no local steps would be left."""
+    if not all(p < 1 for p in probabilities):
+        raise InputError(
+            'algorithm.p_global = "optimal": is 1 for losses this flat beside gamma, which leaves no gradient steps; '
+            "give numbers"
+        )
 
 
 def one_or_each(name: str, value: float | tuple[float, ...], count: int, of: str) -> np.ndarray:

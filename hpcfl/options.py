@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from hpcfl.errors import InputError, nearest
 
@@ -21,8 +23,8 @@ OpenShare = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 InnerShare = Annotated[float, Field(gt=0, lt=1)]  # (0, 1)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=10**15)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**15)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
@@ -103,11 +105,12 @@ def explain(error: ValidationError, cls: type, where: str) -> list[str]:
     errors = error.errors()
     lines: list[str] = []
     for e in errors:
-        alternatives = [o for o in errors if shared_place(o["loc"], e["loc"])]
+        alternatives = [o for o in errors if shared_place(o["loc"], e["loc"]) and not beside_the_point(o)]
+        deeper = any(len(place(o["loc"])) > len(place(e["loc"])) for o in alternatives)
+        if alternatives and (beside_the_point(e) or (deeper and e["type"].endswith("_type"))):
+            continue
         if e["type"].endswith("_type") and any(not o["type"].endswith("_type") for o in alternatives):
             continue  # of "a number or a list of numbers", only speak of the one that was meant
-        if e["type"] == "literal_error" and not isinstance(e["input"], str) and len(alternatives) > 1:
-            continue
         path = place(e["loc"])
         name = ".".join([where, *path])
         if e["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -133,6 +136,11 @@ def explain(error: ValidationError, cls: type, where: str) -> list[str]:
     return lines
 
 
+def beside_the_point(error: ErrorDetails) -> bool:
+    """That something is no word of a list, where it is no word at all."""
+    return error["type"] == "literal_error" and not isinstance(error["input"], str)
+
+
 def place(loc: tuple[int | str, ...]) -> list[str]:
     """The names in a job file on the way to a mistake, without pydantic's names of union members."""
     names = [
@@ -150,6 +158,14 @@ def shared_place(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> bool:
 def known(cls: type) -> list[str]:
     """Names of a dataclass's options."""
     return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def user_path(text: str) -> Path:
+    """A path that the user gave, with ~ as the home folder. Raises InputError for the home of nobody."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise InputError(f"{text}: there is no such user, whose home folder it would be in") from None
 
 
 def shown(value: Any) -> str:

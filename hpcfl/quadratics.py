@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hpcfl.block import Block
 from hpcfl.engine import Engine
-from hpcfl.errors import InputError
+from hpcfl.errors import Diverged, InputError
 from hpcfl.theory.curvature import is_linear
 
 LONG = 2.0**40  # of vectors that are long beside any model; division by a power of two rounds nothing
@@ -37,6 +37,8 @@ def quadratics(b: Block) -> tuple[Tensor, Tensor]:
     identity = torch.eye(b.parameters, dtype=batch.x.dtype, device=batch.x.device)
     at_zero = 0.0 + b.grad(b.stack(torch.zeros_like(identity[0])), batch)
     A = torch.stack([(b.grad(b.stack(LONG * e), batch) - at_zero) / LONG for e in identity], 2)
+    if not A.isfinite().all():
+        raise Diverged(f"client {b.ids[int((~A.flatten(1).isfinite()).any(1).nonzero()[0])]}: its data are too large")
     return (A + A.transpose(1, 2)) / 2, -at_zero
 
 

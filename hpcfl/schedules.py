@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hpcfl.errors import InputError
 from hpcfl.options import Positive, PositiveShare, options
 
 
@@ -46,6 +48,10 @@ class Theory:
     mu: Positive
     a: Positive
     name: Literal["theory"] = "theory"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mu * self.a < math.inf or 16.0 / (self.mu * self.a) == math.inf:
+            raise InputError(f"lr_schedule: mu = {self.mu}, a = {self.a}: 16/(mu a) is no number to work with")
 
     def at(self, lr: float, round: int, t: int) -> float:
         """Step size of local step t, counted from 0 over the whole run."""

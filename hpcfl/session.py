@@ -151,7 +151,7 @@ class Report:
     def update(self, done: int, means: Mapping[str, float] | None) -> None:
         """done: rounds; means: of an evaluation that has just been made."""
         text = "  ".join(
-            f"{name.replace('_', ' ')} {value:.4f}"
+            f"{name.replace('_', ' ')} {value:.4f}" if abs(value) < 1e6 else f"{name.replace('_', ' ')} {value:.4g}"
             for name, value in (means or {}).items()
             if ("test" in name and not name.endswith("sample")) or name == "personal_estimation_error"
         )

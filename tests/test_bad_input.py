@@ -107,6 +107,11 @@ WRONG_SETTINGS += [
             "run.participation: 20 of 40 clients a round, but async_l2gd_vr needs all of them in every round",
         ),
         (['algorithm.tau="often"'], "algorithm.tau = \"often\": expected a list or a number or 'balance'"),
+        (['algorithm.tau=[0.1, "balance"]'], 'algorithm.tau.1 = "balance": expected a number'),
+        (["algorithm.tau=true"], "algorithm.tau = true: expected a list or a number"),
+        (["algorithm.p_global=[0.1]"], "algorithm.p_global = [0.1]: expected a number"),
+        (["algorithm.p_cluster={a=1}"], 'algorithm.p_cluster = {"a": 1}: expected a list or a number'),
+        (["algorithm.batch_size=10000000000000000000000"], "algorithm.batch_size"),
         (["algorithm.tau=1.5"], "algorithm.tau = 1.5: expected less than or equal to 1"),
         (["algorithm.tau=[0.1, 0.2, 0.3]"], "algorithm.tau: 3 values, expected one, or one per cluster (4)"),
         (

@@ -104,7 +104,7 @@ def test_what_was_measured(job, capsys):
     built = build(load(file), Comm())
     theta = built.algorithm.minimiser(built.engine)
     distance = ((models - theta) ** 2).sum()
-    predicted, measured = map(number, found["bound of it after 400 iterations"])
+    predicted, measured = map(number, found["distance after 400 iterations at most"])
     assert measured == pytest.approx(distance, rel=1e-4)
     assert measured < predicted
 
@@ -130,6 +130,7 @@ def test_megabytes_are_those_of_the_job_s_numbers(job, capsys):
         ('algorithm={name="local"}', "no theory"),
         ('model={name="mlp"}', "algorithm.smoothness"),
         ("algorithm.gamma=0", "algorithm.gamma"),
+        ("run.participation=0.5", "every client takes part"),
     ],
 )
 def test_what_has_no_theory(job, change, message, capsys):
@@ -140,10 +141,26 @@ def test_what_has_no_theory(job, change, message, capsys):
     assert "Traceback" not in err
 
 
+def test_no_bound_where_the_theorem_does_not_hold(job, capsys):
+    file, _ = job
+    change = 'algorithm={name="async_l2gd", lr_schedule={name="exponential", decay=0.9}}'
+    assert lines(capsys, file, "--set", change)["distance after 400 iterations at most"] == ["-"]
+    found = lines(capsys, file, "--set", 'algorithm={name="async_l2gd", batch_size=2}')
+    assert not any(name.startswith("distance after") for name in found)  # nothing is known of the minibatches' noise
+
+
+def test_losses_that_are_not_strongly_convex(job, capsys):
+    file, _ = job
+    found = lines(capsys, file, "--set", "data.observations=2")
+    assert found["iterations to accuracy 1e-06 at eta = 1/(2 Lcal)"] == ["inf"]
+
+
 def test_a_run_of_another_job_is_refused(job, capsys):
     file, folder = job
     assert main(["theory", str(file), str(folder), "--set", "data.observations=9"]) == 2
     assert "data.observations is 8, the job's is 9" in " ".join(capsys.readouterr().err.split())
+    assert main(["theory", str(file), str(folder), "--set", "run.seed=4"]) == 2
+    assert "run.seed is 3, the job's is 4" in " ".join(capsys.readouterr().err.split())
     assert main(["theory", str(file), str(folder), "--set", "run.rounds=9"]) == 0
 
 

@@ -39,6 +39,7 @@ from hpcfl.known_clusters import ClusterCoins, Descending, Factors
 from hpcfl.quadratics import is_quadratic
 from hpcfl.registry import register
 from hpcfl.round import Round
+from hpcfl.schedules import Constant
 from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting
 from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting, solved
@@ -102,11 +103,13 @@ class Algorithm1(Work):
     def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
         s, f, traffic = self.setting, self.options.curvature(engine), Traffic.of(self.setting)
         yield from of_setting(s, f)
-        yield from of_descent(s, f, self.eta, traffic, accuracy, engine.task.bytes)
+        eta, schedule = self.eta, self.options.lr_schedule
+        yield from of_descent(s, f, schedule.at(eta, 0, 0), traffic, accuracy, engine.task.bytes)
         yield from of_rounds(s, traffic, rounds, engine.task.bytes)
         theta = self.minimiser(engine)
-        if theta is not None:
-            yield from of_noise(engine, s, f, self.eta, self.k.loss_scale, theta, rounds)
+        if theta is not None and self.options.batch_size is None:
+            constant = isinstance(schedule, Constant)
+            yield from of_noise(engine, s, f, eta, self.k.loss_scale, theta, rounds, constant=constant)
 
     def minimiser(self, engine: Engine) -> np.ndarray | None:
         o = self.options

@@ -67,10 +67,15 @@ class AsyncL2GDVR(ClusterCoins):
                 "algorithm.strong_convexity: some client's loss is not strongly convex (fewer samples than parameters, "
                 "or a logistic model); give model.l2 > 0, or a value"
             )
+        L_F = f.L + float(s.gamma.max())
+        if f.mu > L_F:
+            raise InputError(f"algorithm.strong_convexity = {f.mu:g}: larger than the smoothness of F, {L_F:.6g}")
         L = f.L if self.batch_size is None else f.L_sample
         p = s.p_global or float(s.p_cluster.mean())
         rho = self.p_refresh or p * (1 - p)
-        eta = self.lr or largest_eta(f.L + float(s.gamma.max()), s.expected_smoothness(L))
+        if rho < 1e-9:
+            raise InputError(f"algorithm.p_refresh = {rho:g}: the reference point would never move; give a larger one")
+        eta = self.lr or largest_eta(L_F, s.expected_smoothness(L))
         return Section4(self, s, f, Factors(s, self.loss_scale(engine)), Katyusha(eta, f.mu, rho))
 
 

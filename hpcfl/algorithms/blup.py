@@ -14,7 +14,7 @@ S_j = mean(I - gamma_i H_i), r_j = mean(H_i b_i), setting the derivatives to zer
     c_j = M_j ((1 - alpha_j) r_j + alpha_j c)
     theta_i = H_i (b_i + gamma_i c_j)
 
-Travels, once: S_i and r_i up (P^2 + P numbers), c_j down; between clusters P^2 + P up, c down.
+Travels, once: S_i and r_i up (P^2 + P numbers), c_j down; between clusters P^2 + P up, and their mean down.
 Deviations: none; where the data leave a direction open, the solution of least norm. It is done after one round,
 and every further one does the same again.
 Limits held by tests: a dense solve of generalised least squares; the limit of async_l2gd.
@@ -69,7 +69,7 @@ class Solver(Work):
 
     def round(self, state: State, r: Round) -> State:
         size = state.local["theta"].shape[1]
-        _, sent = r.clients(self.send, state)
+        _, sent = r.clients(self.send, state, full_batch=True)
         means = r.cluster_mean(sent["r"], by=self.gamma)
         S = matrices(r.cluster_mean(sent["S"], by=self.gamma), size, size)
         r_j = matrices(means, size, 1)
@@ -80,24 +80,28 @@ class Solver(Work):
         right = r.mean_over_clusters(replace(means, values=products(alpha * M, r_j).flatten(1)), weights)
         c = pseudo_inverse(left.reshape(size, size), LEAST) @ right[:, None]
         c_j = products(M, (1 - alpha) * r_j + alpha * c)
-        own, _ = r.clients(self.solve, state, given={"c_j": replace(means, values=c_j[..., 0])})
+        own, _ = r.clients(self.solve, state, given={"c_j": replace(means, values=c_j[..., 0])}, full_batch=True)
         return State(local=own)
 
     def send(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        H, A, b_i = self.inverse(b)
-        return {}, {"S": (H @ A).flatten(1), "r": (H @ b_i)[..., 0]}  # I - gamma_i H_i = H_i A_i, without its rounding
+        V, d, b_i = self.spectrum(b)
+        inverse = 1 / (d + self.per_client(b))
+        return {}, {"S": ((V * (d * inverse)) @ V.mT).flatten(1), "r": ((V * inverse) @ b_i)[..., 0]}
 
     def solve(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        H, _, b_i = self.inverse(b)
-        return {"theta": (H @ (b_i + self.per_client(b) * b.shared["c_j"][..., None]))[..., 0]}, {}
+        V, d, b_i = self.spectrum(b)
+        gamma = self.per_client(b)
+        c = V.mT @ b.shared["c_j"][..., None]
+        return {"theta": ((V * (1 / (d + gamma))) @ (b_i + gamma * c))[..., 0]}, {}
 
-    def inverse(self, b: Block) -> tuple[Tensor, Tensor, Tensor]:
-        """H_i, A_i [C, P, P] and b_i [C, P, 1]."""
+    def spectrum(self, b: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """A_i = V diag(d) V^T, and V^T b_i: [C, P, P], [C, 1, P], [C, P, 1]; so H_i = V diag(1/(d + gamma_i)) V^T."""
         A, b_i = quadratics(b)
         f = b.each(self.loss)
         f = f[..., None] if isinstance(f, Tensor) else f
-        A = f * A
-        return torch.linalg.inv(A + self.per_client(b) * torch.eye(b.parameters).to(A)), A, f * b_i[..., None]
+        d, V = torch.linalg.eigh(f * A)
+        d = torch.where(d > LEAST * d[:, -1:], d, 0.0)
+        return V, d[:, None], torch.where(d[..., None] > 0, V.mT @ (f * b_i[..., None]), 0.0)
 
     def per_client(self, b: Block) -> Tensor | float:
         """gamma_i as a number, or [C, 1, 1]."""

@@ -48,9 +48,9 @@ class LeastSquares(Work):
 
     def round(self, state: State, r: Round) -> State:
         if not self.pooled:
-            own, _ = r.clients(self.solve, state)
+            own, _ = r.clients(self.solve, state, full_batch=True)
             return State(local=own)
-        _, sent = r.clients(self.send, state)
+        _, sent = r.clients(self.send, state, full_batch=True)
         A, right = r.mean(sent["A"], by="sample"), r.mean(sent["b"], by="sample")
         own, _ = r.clients(self.adopt, state, given={"theta": self.solution(A.reshape(-1, len(right)), right)})
         return State(local=own)

@@ -28,10 +28,11 @@ from hpcfl.block import Block
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.group import Group
-from hpcfl.known_clusters import Descending, Factors
+from hpcfl.known_clusters import Descending, Factors, check_optimal
 from hpcfl.quadratics import is_quadratic
 from hpcfl.registry import register
 from hpcfl.round import Round
+from hpcfl.schedules import Constant
 from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting, optimal_probabilities
 from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting, solved
@@ -47,6 +48,7 @@ class SingleCluster(Descending):
         p = self.p_global
         if isinstance(p, str):
             p, _ = optimal_probabilities(self.L(engine), gamma.max(), 0.0)
+            check_optimal(p)
         if p == 0:
             raise InputError("algorithm.p_global = 0: nothing would be averaged, and gamma ignored; give p_global > 0")
         s = Setting(gamma, np.zeros(len(gamma), np.int64), one, p, none, one)
@@ -90,11 +92,13 @@ class L2GD(Work):
     def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
         s, f, traffic = self.setting, self.options.curvature(engine), Traffic.of(self.setting, hierarchical=False)
         yield from of_setting(s, f)
-        yield from of_descent(s, f, self.eta, traffic, accuracy, engine.task.bytes)
+        eta, schedule = self.eta, self.options.lr_schedule
+        yield from of_descent(s, f, schedule.at(eta, 0, 0), traffic, accuracy, engine.task.bytes)
         yield from of_rounds(s, traffic, rounds, engine.task.bytes)
         theta = self.minimiser(engine)
-        if theta is not None:
-            yield from of_noise(engine, s, f, self.eta, self.k.loss_scale, theta, rounds)
+        if theta is not None and self.options.batch_size is None:
+            constant = isinstance(schedule, Constant)
+            yield from of_noise(engine, s, f, eta, self.k.loss_scale, theta, rounds, constant=constant)
 
     def minimiser(self, engine: Engine) -> np.ndarray | None:
         o = self.options

@@ -179,7 +179,7 @@ def _chooser(run: Run) -> str:
 
 
 def _number(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.4f}"
+    return "-" if np.isnan(value) else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _spread(values: dict[str, float] | None) -> str:

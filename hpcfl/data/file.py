@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcfl.data import SPLITS, Dataset
 from hpcfl.errors import InputError
-from hpcfl.options import Positive
+from hpcfl.options import Positive, user_path
 from hpcfl.registry import register
 
 REQUIRED, OPTIONAL = ("x", "y"), ("client", "cluster", "split")
@@ -42,7 +42,7 @@ class File:
     def load(self, seed: int) -> Dataset:
         """The file's samples; the seed plays no part. Raises InputError, one line that names the file and the array."""
         try:
-            return self._dataset(_read(Path(self.path).expanduser()))
+            return self._dataset(_read(user_path(self.path)))
         except InputError as error:
             raise InputError(f'data.path = "{self.path}": {str(error).removeprefix("data: ")}') from None
 

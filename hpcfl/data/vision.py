@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from hpcfl.data import TEST, TRAIN, Dataset
 from hpcfl.errors import InputError
+from hpcfl.options import user_path
 from hpcfl.registry import register
 
 FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -49,7 +49,7 @@ class FashionMnist:
 def read(name: str, torchvision_name: str, root: str) -> Dataset:
     """Training and test images of one of torchvision's MNIST-like sets, the training images first."""
     where = f'data.name = "{name}", data.root = "{root}"'
-    base = Path(root).expanduser().absolute()
+    base = user_path(root).absolute()
     folder, fetch = base / torchvision_name / "raw", f"bash tests/get_data.sh {shlex.quote(str(base))}"
     missing = [file for file in FILES if not (folder / file).is_file()]
     if missing:

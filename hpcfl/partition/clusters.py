@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfl.errors import InputError
-from hpcfl.options import shown
+from hpcfl.options import shown, user_path
 
 HEADER = ["client", "cluster"]
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -38,7 +38,7 @@ def cut(clusters: int | Sequence[int], clients: int, known: str) -> np.ndarray:
 def read_clusters(path: str, clients: int, known: str) -> np.ndarray:
     """[N] cluster of each client, from a CSV file. Raises InputError, one line that names the file and the mistake."""
     try:
-        return _numbered(_lines(Path(path).expanduser(), clients, known))
+        return _numbered(_lines(user_path(path), clients, known))
     except InputError as error:
         raise InputError(f'partition.cluster_file = "{path}": {error}') from None
 

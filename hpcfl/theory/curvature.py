@@ -46,6 +46,8 @@ def curvature(engine: Engine, *, objective: str, L: float | None = None, mu: flo
         candidates = [high * bound + task.l2, -(low * bound + task.l2), norms * bound + task.l2]
         found = np.maximum(found, [(scale * values).max() for values in candidates])
     engine.topology.world.allreduce(found, "max")
+    if not np.isfinite(found).all():
+        raise InputError("algorithm.smoothness: the data are too large to find it; scale them, or give it")
     most, least, single = float(found[0]), float(-found[1]), float(found[2])
     return Curvature(L or most, least if mu is None else mu, L or single)
 
@@ -83,5 +85,8 @@ def _design(engine: Engine, x: Tensor) -> Tensor:
 def _extreme_eigenvalues(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Of X^T X, smallest and largest: [C, B, d] -> [C], [C]. By X X^T where there are fewer rows than columns."""
     few = x.shape[1] < x.shape[2]
-    values = torch.linalg.eigvalsh(x @ x.transpose(1, 2) if few else x.transpose(1, 2) @ x).cpu().numpy()
+    products = x @ x.transpose(1, 2) if few else x.transpose(1, 2) @ x
+    if not products.isfinite().all():
+        return np.zeros(len(x)), np.full(len(x), np.inf)
+    values = torch.linalg.eigvalsh(products).cpu().numpy()
     return np.zeros(len(x)) if few else np.maximum(values[:, 0], 0.0), values[:, -1]

@@ -181,15 +181,16 @@ def test_donors(launch, tmp_path):
         expected = []
         for seed in (0, 1):
             folder = tmp_path / f"donors/seed-{seed}/{job}-001"
-            a, e = (last(folder, f"per_client/{model}/test_{m}").astype(float) for m in ("accuracy", "loss"))
+            names = ("test_accuracy", "test_loss", "estimation_error")
+            a, e, d = (last(folder, f"per_client/{model}/{name}").astype(float) for name in names)
             assert len(a) == 150
             accuracies[job, seed], e = a, np.minimum(e, 6)
             statistics = [a.mean(), np.median(a), a.std(ddof=1), np.quantile(a, 0.25), e.max()]
-            expected.append([*statistics, (e > 0.9).mean(), (a > 0.9).mean()])
+            expected.append([*statistics, (e > 0.9).mean(), (a > 0.9).mean(), e.mean(), d.mean()])
         found = [number(cell) for cell in rows[f"{word}, surrogate"]]
         assert found == pytest.approx(np.mean(expected, 0), abs=5.1e-4)
     assert [number(cell) for cell in rows["pooled, published"][:2]] == [0.9423, 0.9485]  # rounded
-    assert rows["local, published"][-2:] == ["4.09%", "83.5%"]
+    assert rows["local, published"][5:] == ["4.09%", "83.5%", "-", "-"]
     for other, published in (("pooled", "98.57%"), ("local", "97.17%")):
         share = np.mean([accuracies["async", s] >= accuracies[other, s] for s in (0, 1)])
         assert f"{other} in {share:.2%} of the clients (published: {published})" in text

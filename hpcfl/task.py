@@ -43,8 +43,8 @@ class Batch:
 
     @cached_property
     def signs(self) -> Tensor:
-        """[C, B] -1 for the first class, 1 for the second."""
-        return (2 * self.y - 1).to(self.x.dtype)
+        """[C, B] 1 for the first class, -1 for the second."""
+        return (1 - 2 * self.y).to(self.x.dtype)
 
 
 @runtime_checkable

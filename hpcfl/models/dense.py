@@ -127,14 +127,14 @@ class Dense(nn.Module):
 
 
 def _logistic(z: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-    """log(1 + exp(-sign z)) and its derivative by z.
+    """log(1 + exp(sign z)) and its derivative by z, which is written to; sign: -1 for class 1, 1 for the reference.
 
     By exp and log1p: torch's own logsigmoid and sigmoid give other last bits at the end of an array than inside.
     """
-    margin = z.mul_(sign)
-    small = torch.exp(-margin.abs())
-    losses = torch.log1p(small).sub_(margin.clamp(max=0))
-    return losses, torch.where(margin > 0, small, 1.0).div_(small + 1).mul_(sign).neg_()
+    z.mul_(sign)
+    small = z.abs().neg_().exp_()
+    slope = torch.where(z > 0, 1.0, small).div_(1 + small).mul_(sign)
+    return small.log1p_().add_(z.clamp_(min=0)), slope
 
 
 def _zeroed(module: Dense) -> Dense:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from formatting import table, with_error
@@ -21,6 +23,8 @@ METHODS = {
 VALIDATION = "/evaluations/personal_validation_squared_error"  # mean over schools
 TEST = "/per_client/personal/test_squared_error"
 PARAMETERS = 4
+
+Key = TypeVar("Key")
 
 
 def run(runs: Runs, *, seeds: int) -> str | None:
@@ -57,15 +61,15 @@ def _methods(runs: Runs, seed: int) -> tuple[dict[str, Path], str]:
     def one(name: str, *changes: str) -> Path:
         return runs.run(f"chem97/{name}.toml", f"chem97/seed-{seed}", f"run.seed={seed}", *changes)
 
-    def best(tried: dict[tuple[float, ...], Path]) -> tuple[float, ...]:
+    def best(tried: Mapping[Key, Path]) -> Key:
         return runs.comm.from_root(lambda: min(tried, key=lambda values: float(last(tried[values], VALIDATION))))
 
     both = {(g, m): one("blup", f"algorithm.gamma={g}", f"algorithm.lam={m}") for g, m in product(GAMMAS, LAMS)}
-    alone = {(g,): one("single", f"algorithm.gamma={g}") for g in GAMMAS}
+    alone = {g: one("single", f"algorithm.gamma={g}") for g in GAMMAS}
     gamma, lam = best(both)
-    (single,) = best(alone)
+    single = best(alone)
     lr = min(0.004, 0.04 / gamma)  # below the largest that averaging admits, 0.145/gamma
     iterated = one("async", f"algorithm.gamma={gamma}", f"algorithm.lam={lam}", f"algorithm.lr={lr}")
-    folders = {"blup": both[gamma, lam], "async": iterated, "single": alone[single,]}
+    folders = {"blup": both[gamma, lam], "async": iterated, "single": alone[single]}
     folders |= {name: one(name) for name in ("local", "pooled")}
     return folders, f"gamma {gamma:.3g} and lam {lam:g}; single cluster: gamma {single:.3g}"

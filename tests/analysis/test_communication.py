@@ -157,7 +157,7 @@ def test_merged_averagings_need_one_mean_per_cluster_and_where_it_comes_to_lie()
     cluster = np.array([0, 1, 1, 1, 2, 2])
     engine = make_engine(least_squares([4] * 6), options, cluster=cluster)
     algorithm = options.prepare(engine)
-    s, state = algorithm.s, algorithm.init(engine.task, engine.group)
+    s, state = algorithm.setting, algorithm.init(engine.task, engine.group)
     start = np.random.default_rng(0).normal(size=(6, 3))
     state.local["theta"].copy_(torch.from_numpy(start))
     gamma = s.gamma[[0, 1, 4]]

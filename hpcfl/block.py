@@ -23,6 +23,7 @@ BUDGET = {
     "cuda": 1 << 30,
 }  # bytes of models and batches per block: the caches' size, a part of a GPU's memory
 LARGEST_BLOCK = 8192
+TINY = 64  # parameters
 MOST_KEPT = 32  # arrays of clients' constants
 
 
@@ -36,9 +37,13 @@ def block_size(task: Task, batch: int, features: int) -> int:
     return int(np.clip(budget // (item * (task.layout.size + batch * features)), task.least, LARGEST_BLOCK))
 
 
-def padded_batch(samples: np.ndarray, batch_size: int | None) -> np.ndarray:
-    """Length to which a client's minibatches are padded, from its number of samples [C] alone."""
-    return bucket(samples) if batch_size is None else np.minimum(bucket(samples), batch_size)
+def padded_batch(task: Task, samples: np.ndarray, batch_size: int | None) -> np.ndarray:
+    """Length to which a client's minibatches are padded, from its number of samples [C] and the model alone.
+
+    Of a tiny model the calls for a block cost more than its padding: fewer sizes make fewer blocks.
+    """
+    length = bucket(samples, sizes=4 if task.layout.size <= TINY else 8)
+    return length if batch_size is None else np.minimum(length, batch_size)
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class Members:
     @cached_property
     def length(self) -> int:
         """Of the padded minibatches: the same for all clients of a block."""
-        return int(padded_batch(self.samples[:1], self.batch)[0])
+        return int(padded_batch(self.task, self.samples[:1], self.batch)[0])
 
     @cached_property
     def per_epoch(self) -> np.ndarray:

@@ -123,7 +123,7 @@ class Engine:
 
     def _cut(self, rows: np.ndarray, batch: int | None) -> Iterator[Members]:
         samples = self.group.samples[rows]
-        steps, length = self.work.local_work(samples), padded_batch(samples, batch)
+        steps, length = self.work.local_work(samples), padded_batch(self.task, samples, batch)
         features = int(np.prod(self.group.x.shape[1:]))
         for width in np.unique(length):
             mine = np.flatnonzero(length == width)

@@ -77,10 +77,13 @@ def pack(
     return packed if truth is None else packed | {"truth": truth[ids]}
 
 
-def bucket(n: np.ndarray) -> np.ndarray:
-    """Padded length for n samples: eight sizes per power of two, so at most an eighth more. Depends on n alone."""
+def bucket(n: np.ndarray, sizes: int = 8) -> np.ndarray:
+    """Padded length for n samples, which depends on n alone.
+
+    sizes: per power of two, itself one: with eight at most an eighth more than n, with four a quarter.
+    """
     n = np.asarray(n, np.int64)
-    step = 2 ** np.maximum(np.frexp(np.maximum(n - 1, 1).astype(float))[1] - 4, 0)
+    step = 2 ** np.maximum(np.frexp(np.maximum(n - 1, 1).astype(float))[1] - sizes.bit_length(), 0)
     return -(-n // step) * step
 
 

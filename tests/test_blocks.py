@@ -30,6 +30,23 @@ def test_buckets():
     assert np.array_equal(bucket(shuffled), padded[shuffled - 1])
 
 
+def test_fewer_buckets():
+    n = np.arange(1, 20_000)
+    padded = bucket(n, 4)
+    assert ((padded - n >= 0) & ((padded - n) / n <= 1 / 4)).all()
+    assert (np.diff(padded) >= 0).all()
+    assert len(np.unique(padded)) <= 4 * np.log2(n[-1]) + 1
+
+
+def test_a_larger_model_is_padded_less():
+    data = least_squares([17, 18, 19, 20], features=100)
+    engine = make_engine(data, Local())
+    assert [b.batch(0).x.shape[1] for b in engine.blocks(engine.everyone, {}, 0)] == [18, 20]
+    data = least_squares([17, 18, 19, 20])
+    engine = make_engine(data, Local())
+    assert [b.batch(0).x.shape[1] for b in engine.blocks(engine.everyone, {}, 0)] == [20]
+
+
 def test_cut():
     g = np.random.default_rng(0)
     for _ in range(200):
@@ -158,9 +175,8 @@ def test_blocks_cover_the_clients(work):
         assert len(b.rows) == max(b.real, engine.task.least)
         assert np.array_equal(b.samples, np.array(SIZES)[b.ids])
         length = b.batch(0).x.shape[1]  # padded to what each of its clients alone asks for
-        assert all(
-            length == min(work.get("batch_size", n), bucket(n)) if work else length == bucket(n) for n in b.samples
-        )
+        sizes = [bucket(n, 4) for n in b.samples]  # of a tiny model
+        assert all(length == min(work.get("batch_size", size), size) for size in sizes)
 
 
 def test_iterations_count_over_the_run():

@@ -140,3 +140,12 @@ class LocalSGD(Descent):
         if self.local_epochs is None:
             return np.full_like(samples, self.local_steps or 1)
         return self.local_epochs * -(-samples // (self.batch_size or np.maximum(samples, 1)))
+
+
+def one_or_each(name: str, value: float | tuple[float, ...], count: int, of: str) -> np.ndarray:
+    """[count] float64 from one number, or from one per client or cluster. Raises InputError for another number."""
+    if not isinstance(value, tuple):
+        return np.full(count, float(value))
+    if len(value) != count:
+        raise InputError(f"algorithm.{name}: {len(value)} values, expected one, or one per {of} ({count})")
+    return np.array(value, np.float64)

@@ -174,6 +174,10 @@ class Block:
     def samples(self) -> np.ndarray:
         return self._members.samples
 
+    def own(self, local: Rows) -> Rows:
+        """The clients' rows of the local state [all of this rank, ...]."""
+        return {name: take(values, self._members.place) for name, values in local.items()}
+
     @property
     def parameters(self) -> int:
         """P, of one model."""

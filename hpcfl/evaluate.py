@@ -20,7 +20,7 @@ from hpcfl.comm import Comm
 from hpcfl.engine import Engine
 from hpcfl.group import bucket, cut
 from hpcfl.reduce import to_host
-from hpcfl.rows import compact, take
+from hpcfl.rows import take
 from hpcfl.splits import SPLITS
 from hpcfl.task import Batch
 
@@ -56,8 +56,7 @@ def personal_models(
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """(positions in the group [c], models [c, P]) of all clients of this rank, block by block."""
     for block in engine.blocks(engine.everyone, state.shared, rounds_done):
-        own = {name: take(values, compact(block.rows)) for name, values in state.local.items()}
-        yield block.rows[: block.real], algorithm.personal(block, own)[: block.real]
+        yield block.rows[: block.real], algorithm.personal(block, block.own(state.local))[: block.real]
 
 
 def _measure(

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from hpcfl.algorithm import Work
-from hpcfl.analysis.communication import communication
-from hpcfl.analysis.reader import COINS, Run
+from hpcfl.analysis.communication import communication, first
+from hpcfl.analysis.reader import Run
 from hpcfl.build import build
 from hpcfl.comm import Comm, launched_tasks
 from hpcfl.config import Job, load
@@ -83,13 +83,11 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
     for way in ("up", "down"):
         found[f"vectors_{way}"] = float(run.read(f"/rounds/vectors_{way}").sum())
         found[f"megabytes_{way}"] = float(run.read(f"/rounds/bytes_{way}").sum()) / 1e6
-    if not run.averages_by_coins and "coins_global" in run.file["/rounds"]:
-        everyone = run.read("/rounds/coins_global")[:, 0] == 1
+    if "coins_global" in run.file["/rounds"]:
+        everyone = run.read("/rounds/coins_global") == 1
         found["global_rounds"] = float(everyone.sum())
-        found["global_merged"] = float((everyone & ~np.concatenate([[False], everyone[:-1]])).sum())
     if run.averages_by_coins:
-        everyone, own = (run.read(f"/rounds/coins_{name}") == 1 for name in COINS)
-        found["global_rounds"] = float(everyone.sum())
+        own = run.read("/rounds/coins_cluster") == 1
         found["cluster_rounds"] = (own & ~everyone).sum(0).astype(np.float64)
         found["mean_rounds"] = (own | everyone).sum(0).astype(np.float64)
         try:
@@ -97,6 +95,8 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
             found["global_merged"], found["mean_merged"] = float(merged.global_rounds), merged.mean_rounds
         except InputError as error:
             notes.append(f"not merged: {error}")
+    elif "global_rounds" in found:
+        found["global_merged"] = float(first(everyone).sum())
     if minimiser is None:
         notes.append("the minimiser, and with it the noise, is solved for in linear regressions only")
     elif run.status != "done":

@@ -8,18 +8,24 @@ The notation, and where it comes from: theory/async_l2gd.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
-from hpcfl.algorithm import Work
+from hpcfl.algorithm import Rows, State, Work, one_or_each
+from hpcfl.block import Block
 from hpcfl.engine import Engine, Weights
 from hpcfl.errors import InputError
+from hpcfl.group import Group
 from hpcfl.options import Count, NonNegative, NonNegatives, OpenShare, OpenShares, Positive, Positives, Share, Shares
-from hpcfl.schedules import CONSTANT, Schedule
+from hpcfl.schedules import CONSTANT, Constant, Schedule
+from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting, TauRule, alpha_of, cluster_weights, optimal_probabilities, tau_of
 from hpcfl.theory.curvature import Curvature, curvature, is_linear
+from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting
 
 Objective = Literal["mean", "sum"]
 Each = np.ndarray | float
@@ -155,6 +161,39 @@ class Factors:
         self.shares = s.alpha  # [K] of the clusters' weights Gamma_j with which thetabar_j count in thetabar
 
 
+@dataclass(frozen=True)
+class RandomDescent(Work):
+    """What runs: theta_i descends F by random steps, with everything as numbers. A mixin."""
+
+    options: Descending
+    setting: Setting
+    k: Factors
+    eta: float
+
+    hierarchical: ClassVar[bool] = True  # clients send to their cluster, which sends its mean on
+
+    def init(self, task: Task, group: Group) -> State:
+        return State(local={"theta": task.start().repeat(group.clients, 1)})
+
+    def personal(self, b: Block, own: Rows) -> Tensor:
+        return own["theta"]
+
+    def lr(self, b: Block) -> float:
+        """eta of this iteration."""
+        return self.options.lr_schedule.at(self.eta, b.iteration(0), b.iteration(0))
+
+    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        s, f, schedule = self.setting, self.options.curvature(engine), self.options.lr_schedule
+        traffic = Traffic.of(s, hierarchical=self.hierarchical)
+        yield from of_setting(s, f)
+        yield from of_descent(s, f, schedule.at(self.eta, 0, 0), traffic, accuracy, engine.task.bytes)
+        yield from of_rounds(s, traffic, rounds, engine.task.bytes)
+        theta = self.minimiser(engine)
+        if theta is not None and self.options.batch_size is None:
+            constant = isinstance(schedule, Constant)
+            yield from of_noise(engine, s, f, self.eta, self.k.loss_scale, theta, rounds, constant=constant)
+
+
 def check_optimal(*probabilities: float) -> None:
     """Raises InputError where no local steps would be left."""
     if not all(p < 1 for p in probabilities):
@@ -162,15 +201,6 @@ def check_optimal(*probabilities: float) -> None:
             'algorithm.p_global = "optimal": is 1 for losses this flat beside gamma, which leaves no gradient steps; '
             "give numbers"
         )
-
-
-def one_or_each(name: str, value: float | tuple[float, ...], count: int, of: str) -> np.ndarray:
-    """[count] float64 from one number, or from one per client or cluster. Raises InputError for another number."""
-    if not isinstance(value, tuple):
-        return np.full(count, float(value))
-    if len(value) != count:
-        raise InputError(f"algorithm.{name}: {len(value)} values, expected one, or one per {of} ({count})")
-    return np.array(value, np.float64)
 
 
 def each(values: np.ndarray) -> Each:

@@ -81,10 +81,9 @@ class Round:
         shared = state.shared if given is None else {**state.shared, **given}
         for members in self._engine.members(self._rows, full_batch=full_batch):
             block = Block(members, shared, seed=self._engine.seed, round=self.decision.index)
-            own = {name: take(values, members.place) for name, values in state.local.items()}
             real = slice(0, members.real)
             try:
-                new, out = work(block, own)
+                new, out = work(block, block.own(state.local))
             except Exception as error:
                 error.add_note(f"round {self.decision.index}, clients {_listed(members.ids[real])}")
                 raise

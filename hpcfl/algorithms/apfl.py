@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hpcfl.algorithm import LocalSGD, Rows, State
+from hpcfl.algorithm import LocalSGD, Rows, State, one_or_each
 from hpcfl.averages import Averages, QuadraticWeights
 from hpcfl.block import Block
 from hpcfl.errors import InputError
@@ -130,13 +130,8 @@ class APFL(LocalSGD):
         return QuadraticWeights(shift if self.average_shift is None else self.average_shift)
 
     def _initial_alpha(self, group: Group) -> Tensor:
-        if isinstance(self.alpha, float):
-            return torch.full((group.clients, 1), self.alpha, dtype=torch.float64)
-        if len(self.alpha) != group.population:
-            raise InputError(
-                f"algorithm.alpha: {len(self.alpha)} values, expected one, or one per client ({group.population})"
-            )
-        return torch.tensor([self.alpha[i] for i in group.ids], dtype=torch.float64)[:, None]
+        alpha = one_or_each("alpha", self.alpha, group.population, "client")
+        return torch.from_numpy(alpha[group.ids, None])
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

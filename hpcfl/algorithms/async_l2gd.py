@@ -23,26 +23,19 @@ Limits held by tests: E of the step is -eta grad F; alpha = 1 and p_cluster = 0 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from torch import Tensor
 
-from hpcfl.algorithm import Rows, State, Work
+from hpcfl.algorithm import Rows, State
 from hpcfl.algorithms.blup import BLUP
 from hpcfl.block import Block
 from hpcfl.engine import Engine
-from hpcfl.group import Group
-from hpcfl.known_clusters import ClusterCoins, Descending, Factors
-from hpcfl.quadratics import is_quadratic
+from hpcfl.known_clusters import ClusterCoins, Descending, Factors, RandomDescent
 from hpcfl.registry import register
 from hpcfl.round import Round
-from hpcfl.schedules import Constant
-from hpcfl.task import Task
-from hpcfl.theory.async_l2gd import Setting
-from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting, solved
+from hpcfl.theory.predictions import solved
 
 
 @register("algorithm", "async_l2gd")
@@ -56,19 +49,13 @@ class AsyncL2GD(ClusterCoins, Descending):
 
 
 @dataclass(frozen=True)
-class Algorithm1(Work):
+class Algorithm1(RandomDescent):
     """What runs: with every gamma_i, alpha_j, p_j and tau_j as numbers."""
 
     options: AsyncL2GD
-    setting: Setting
-    k: Factors
-    eta: float
 
     def coins(self, n_clusters: int) -> dict[str, np.ndarray]:
         return {"global": np.array([self.setting.p_global]), "cluster": self.setting.p_cluster}
-
-    def init(self, task: Task, group: Group) -> State:
-        return State(local={"theta": task.start().repeat(group.clients, 1)})
 
     def round(self, state: State, r: Round) -> State:
         theta, xi_0, xi = state.local["theta"], r.decision.coins["global"][0], r.decision.coins["cluster"]
@@ -97,28 +84,5 @@ class Algorithm1(Work):
         theta = own["theta"]
         return {"theta": theta - self.lr(b) * b.each(self.k.local) * b.grad(theta, b.batch(0))}
 
-    def personal(self, b: Block, own: Rows) -> Tensor:
-        return own["theta"]
-
-    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
-        s, f, traffic = self.setting, self.options.curvature(engine), Traffic.of(self.setting)
-        yield from of_setting(s, f)
-        eta, schedule = self.eta, self.options.lr_schedule
-        yield from of_descent(s, f, schedule.at(eta, 0, 0), traffic, accuracy, engine.task.bytes)
-        yield from of_rounds(s, traffic, rounds, engine.task.bytes)
-        theta = self.minimiser(engine)
-        if theta is not None and self.options.batch_size is None:
-            constant = isinstance(schedule, Constant)
-            yield from of_noise(engine, s, f, eta, self.k.loss_scale, theta, rounds, constant=constant)
-
     def minimiser(self, engine: Engine) -> np.ndarray | None:
-        o = self.options
-        return (
-            solved(engine, BLUP(gamma=o.gamma, alpha=o.alpha, lam=o.lam, objective=o.objective))
-            if is_quadratic(engine)
-            else None
-        )
-
-    def lr(self, b: Block) -> float:
-        """eta of this iteration."""
-        return self.options.lr_schedule.at(self.eta, b.iteration(0), b.iteration(0))
+        return solved(engine, BLUP.of(self.options))

@@ -39,7 +39,6 @@ from hpcfl.errors import InputError
 from hpcfl.group import Group
 from hpcfl.known_clusters import ClusterCoins, Factors
 from hpcfl.options import Positive, PositiveShare
-from hpcfl.quadratics import is_quadratic
 from hpcfl.registry import register
 from hpcfl.round import Round
 from hpcfl.task import Task
@@ -157,9 +156,7 @@ class Section4(Work):
         yield from of_rounds(s, Traffic.of(s), rounds, engine.task.bytes, refresh=1 + rounds * k.rho)
 
     def minimiser(self, engine: Engine) -> np.ndarray | None:
-        o = self.options
-        blup = BLUP(gamma=o.gamma, alpha=o.alpha, lam=o.lam, objective=o.objective)
-        return solved(engine, blup) if is_quadratic(engine) else None
+        return solved(engine, BLUP.of(self.options))
 
     def personal(self, b: Block, own: Rows) -> Tensor:
         return own["y"]

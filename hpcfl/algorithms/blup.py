@@ -49,6 +49,11 @@ class BLUP(ClusterPull):
 
     least_squares: ClassVar[bool] = True
 
+    @classmethod
+    def of(cls, pull: ClusterPull) -> BLUP:
+        """With the objective of another algorithm."""
+        return cls(gamma=pull.gamma, alpha=pull.alpha, lam=pull.lam, objective=pull.objective)
+
     def prepare(self, engine: Engine) -> Solver:
         need_quadratics(engine, "blup")
         return Solver(self.gammas(engine), self.alphas(engine), self.loss_scale(engine))

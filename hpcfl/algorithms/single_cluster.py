@@ -16,26 +16,21 @@ Limits held by tests: Async-L2GD with alpha = 1 and p_cluster = 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from hpcfl.algorithm import Rows, State, Work
+from hpcfl.algorithm import Rows, State
 from hpcfl.algorithms.blup import BLUP
 from hpcfl.block import Block
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError
-from hpcfl.group import Group
-from hpcfl.known_clusters import Descending, Factors, check_optimal
-from hpcfl.quadratics import is_quadratic
+from hpcfl.known_clusters import Descending, Factors, RandomDescent, check_optimal
 from hpcfl.registry import register
 from hpcfl.round import Round
-from hpcfl.schedules import Constant
-from hpcfl.task import Task
 from hpcfl.theory.async_l2gd import Setting, optimal_probabilities
-from hpcfl.theory.predictions import Prediction, Traffic, of_descent, of_noise, of_rounds, of_setting, solved
+from hpcfl.theory.predictions import solved
 
 
 @register("algorithm", "single_cluster")
@@ -56,19 +51,15 @@ class SingleCluster(Descending):
 
 
 @dataclass(frozen=True)
-class L2GD(Work):
+class L2GD(RandomDescent):
     """What runs: with every gamma_i and p as numbers."""
 
     options: SingleCluster
-    setting: Setting
-    k: Factors
-    eta: float
+
+    hierarchical: ClassVar[bool] = False
 
     def coins(self, n_clusters: int) -> dict[str, np.ndarray]:
         return {"global": np.array([self.setting.p_global])}
-
-    def init(self, task: Task, group: Group) -> State:
-        return State(local={"theta": task.start().repeat(group.clients, 1)})
 
     def round(self, state: State, r: Round) -> State:
         if r.decision.coins["global"][0]:
@@ -86,24 +77,5 @@ class L2GD(Work):
         theta = own["theta"]
         return {"theta": theta - self.lr(b) * b.each(self.k.local) * b.grad(theta, b.batch(0))}, {}
 
-    def personal(self, b: Block, own: Rows) -> Tensor:
-        return own["theta"]
-
-    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
-        s, f, traffic = self.setting, self.options.curvature(engine), Traffic.of(self.setting, hierarchical=False)
-        yield from of_setting(s, f)
-        eta, schedule = self.eta, self.options.lr_schedule
-        yield from of_descent(s, f, schedule.at(eta, 0, 0), traffic, accuracy, engine.task.bytes)
-        yield from of_rounds(s, traffic, rounds, engine.task.bytes)
-        theta = self.minimiser(engine)
-        if theta is not None and self.options.batch_size is None:
-            constant = isinstance(schedule, Constant)
-            yield from of_noise(engine, s, f, eta, self.k.loss_scale, theta, rounds, constant=constant)
-
     def minimiser(self, engine: Engine) -> np.ndarray | None:
-        o = self.options
-        return solved(engine, BLUP(gamma=o.gamma, alpha=1.0, objective=o.objective)) if is_quadratic(engine) else None
-
-    def lr(self, b: Block) -> float:
-        """eta of this iteration."""
-        return self.options.lr_schedule.at(self.eta, b.iteration(0), b.iteration(0))
+        return solved(engine, BLUP(gamma=self.options.gamma, alpha=1.0, objective=self.options.objective))

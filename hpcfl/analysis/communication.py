@@ -55,12 +55,12 @@ def communication(run: Run, *, merged: bool = False) -> Communication:
     sizes = _vector_sizes(run, members, everyone, averaging)
     if merged:
         _check_gamma(run, cluster)
-        everyone, averaging = _first(everyone), _first(averaging)
+        everyone, averaging = first(everyone), first(averaging)
     up, down = (int(column.sum()) for column in _vectors(members, everyone, averaging))
     return Communication(int(everyone.sum()), averaging.sum(0), up, down, up * sizes[0], down * sizes[1])
 
 
-def _first(rounds: np.ndarray) -> np.ndarray:
+def first(rounds: np.ndarray) -> np.ndarray:
     """bool [rounds, k], the first of consecutive rounds."""
     return rounds & ~np.concatenate([np.zeros_like(rounds[:1]), rounds[:-1]])
 

@@ -16,6 +16,7 @@ import torch
 
 from hpcfl.algorithm import Algorithm, RoundDecision, Work
 from hpcfl.engine import Engine
+from hpcfl.quadratics import is_quadratic
 from hpcfl.reduce import to_host
 from hpcfl.round import Round
 from hpcfl.theory.async_l2gd import Setting, iterations_to, optimal_probabilities
@@ -137,8 +138,13 @@ def distances_to_means(s: Setting, theta: np.ndarray) -> tuple[np.ndarray, np.nd
     return theta - thetabar, theta - of_clusters[s.cluster]
 
 
-def solved(engine: Engine, solver: Work) -> np.ndarray:
-    """[N, P] what a solver that is done after one round finds, by client. On one rank."""
+def solved(engine: Engine, solver: Work) -> np.ndarray | None:
+    """[N, P] what a solver that is done after one round finds, by client; None for other than quadratic losses.
+
+    On one rank.
+    """
+    if not is_quadratic(engine):
+        return None
     prepared = cast(Algorithm, solver.prepare(engine))
     everyone = np.arange(engine.group.population)
     decision = RoundDecision(0, everyone, {}, evaluate=False, checkpoint=False, stop=None)

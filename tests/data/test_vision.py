@@ -1,19 +1,25 @@
-"""Images: scikit-learn's digits, and the real MNIST and Fashion-MNIST where tests/get_data.sh has put them."""
+"""Images: scikit-learn's digits, the real MNIST and Fashion-MNIST where tests/get_data.sh has put them, tiny files."""
 
+import inspect
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torchvision
+from image_files import accept_cifar10, half, idx, write_cifar10, write_emnist, write_idx
 
 from hpcfl.data import TEST, TRAIN
 from hpcfl.data.digits import Digits
-from hpcfl.data.vision import FILES, FashionMnist, Mnist
+from hpcfl.data.omniglot import SOURCE as OMNIGLOT
+from hpcfl.data.vision import CIFAR10, EMNIST, FILES, Cifar10, Emnist, FashionMnist, Mnist
 from hpcfl.errors import InputError
 
 ROOT = Path(__file__).parents[2] / "data"
+SMALL = {"train": 5, "t10k": 3}
 SETS = [(Mnist, "MNIST"), (FashionMnist, "FashionMNIST")]
 
 
@@ -75,20 +81,9 @@ def test_one_missing_file_is_named(tmp_path):
         Mnist(root=str(tmp_path)).load(0)
 
 
-def idx(path, values):
-    header = [0, 0, 8, values.ndim]
-    for size in values.shape:
-        header += list(size.to_bytes(4, "big"))
-    path.write_bytes(bytes(header) + values.astype(np.uint8).tobytes())
-
-
 def small_set(root, rng):
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for part, n in (("train", 5), ("t10k", 3)):
-        idx(raw / f"{part}-images-idx3-ubyte", rng.integers(256, size=(n, 28, 28)))
-        idx(raw / f"{part}-labels-idx1-ubyte", rng.integers(10, size=n))
-    return raw
+    parts = {part: (rng.integers(256, size=(n, 28, 28)), rng.integers(10, size=n)) for part, n in SMALL.items()}
+    return write_idx(root / "MNIST" / "raw", **parts)
 
 
 def test_reads_torchvisions_layout(tmp_path):
@@ -116,6 +111,116 @@ def test_damaged_files_are_named(tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
+def test_labels_that_moved_between_the_halves_are_damage(tmp_path):
+    raw = small_set(tmp_path, np.random.default_rng(0))
+    idx(raw / FILES[1], np.zeros(4))
+    idx(raw / FILES[3], np.zeros(4))
+    with pytest.raises(InputError, match=r"are damaged \(5 images, but 4 labels\)"):
+        Mnist(root=str(tmp_path)).load(0)
+
+
+def test_emnist(tmp_path):
+    train, test = half(70, (28, 28), 62), half(3, (28, 28), 62, seed=1)
+    raw = write_emnist(tmp_path, train, test)
+    data = Emnist(root=str(tmp_path)).load(0)
+    assert (data.x.shape, data.x.dtype, data.y.dtype) == ((73, 1, 28, 28), np.uint8, np.int64)
+    assert (data.classes, data.scale, data.shift, data.client) == (62, 1 / 255, 0, None)
+    assert data.x.flags.c_contiguous
+    np.testing.assert_array_equal(data.x[:, 0], np.concatenate([train[0], test[0]]))
+    assert data.y.tolist() == [*range(62), *range(8), 0, 1, 2]
+    assert data.split.tolist() == [TRAIN] * 70 + [TEST] * 3
+    # column by column in the file: byte 16 + 28 * column + row
+    assert (raw / "emnist-byclass-train-images-idx3-ubyte").read_bytes()[16 + 28 * 5 + 2] == data.x[0, 0, 2, 5]
+
+
+def test_emnist_needs_the_files_by_class_alone(tmp_path):
+    raw = write_emnist(tmp_path, half(2, (28, 28), 62), half(2, (28, 28), 62))
+    assert len(list(raw.iterdir())) == 4
+    (raw / "emnist-byclass-test-labels-idx1-ubyte").unlink()
+    (raw / "emnist-balanced-test-labels-idx1-ubyte").touch()
+    with pytest.raises(InputError) as error:
+        Emnist(root=str(tmp_path)).load(0)
+    message = str(error.value)
+    assert (
+        f'data.name = "emnist", data.root = "{tmp_path}": no emnist-byclass-test-labels-idx1-ubyte in {raw}' in message
+    )
+    assert "ROOT/EMNIST/raw/emnist-byclass-train-images-idx3-ubyte" in message
+    assert "get_data.sh" not in message
+    assert "\n" not in message
+
+
+def test_damaged_emnist(tmp_path):
+    raw = write_emnist(tmp_path, half(2, (28, 28), 62), (half(2, (28, 28), 62)[0], np.array([0, 62])))
+    with pytest.raises(InputError, match=rf"the files in {raw} are damaged \(data: y\[3\] = 62; expected .* 0\.\.61\)"):
+        Emnist(root=str(tmp_path)).load(0)
+    file = raw / "emnist-byclass-test-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match=f"the files in {raw} are damaged"):
+        Emnist(root=str(tmp_path)).load(0)
+
+
+def test_cifar10(tmp_path, monkeypatch):
+    train, test = half(12, (3, 32, 32), 10), half(4, (3, 32, 32), 10, seed=1)
+    accept_cifar10(monkeypatch, write_cifar10(tmp_path, train, test))
+    data = Cifar10(root=str(tmp_path)).load(0)
+    assert (data.x.shape, data.x.dtype, data.y.dtype) == ((16, 3, 32, 32), np.uint8, np.int64)
+    assert (data.classes, data.scale, data.shift, data.client) == (10, 1 / 255, 0, None)
+    assert data.x.flags.c_contiguous
+    np.testing.assert_array_equal(data.x, np.concatenate([train[0], test[0]]))
+    assert data.y.tolist() == [*range(10), 0, 1, 0, 1, 2, 3]
+    assert data.split.tolist() == [TRAIN] * 12 + [TEST] * 4
+
+
+def test_missing_cifar10(tmp_path, monkeypatch):
+    accept_cifar10(monkeypatch, write_cifar10(tmp_path, half(5, (3, 32, 32), 10), half(1, (3, 32, 32), 10)))
+    folder = tmp_path / "cifar-10-batches-py"
+    for file in ("batches.meta", "data_batch_3"):
+        (folder / file).unlink()
+        with pytest.raises(InputError) as error:
+            Cifar10(root=str(tmp_path)).load(0)
+        message = str(error.value)
+        assert f'data.name = "cifar10", data.root = "{tmp_path}": no {file} in {folder}; ' in message
+        assert "ROOT/cifar-10-batches-py/data_batch_1" in message
+        assert f"CIFAR10(sys.argv[1], download=True)' {tmp_path}`" in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("file", ["data_batch_5", "test_batch", "batches.meta"])
+def test_damaged_cifar10(tmp_path, monkeypatch, file):
+    accept_cifar10(monkeypatch, write_cifar10(tmp_path, half(5, (3, 32, 32), 10), half(1, (3, 32, 32), 10)))
+    damaged = tmp_path / "cifar-10-batches-py" / file
+    damaged.write_bytes(damaged.read_bytes() + b"x")
+    with pytest.raises(InputError) as error:
+        Cifar10(root=str(tmp_path)).load(0)
+    message = str(error.value)
+    assert f"the files in {damaged.parent} are damaged (" in message
+    assert "not found or corrupted)" in message
+    assert "remove that folder and run `python -c '" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "calls"),
+    [
+        (EMNIST, "EMNIST", [{"split": "byclass", "kwargs": {"download": True}}]),
+        (CIFAR10, "CIFAR10", [{"download": True}]),
+        (OMNIGLOT, "Omniglot", [{"background": part, "download": True} for part in (True, False)]),
+    ],
+)
+def test_the_command_in_the_message_is_torchvisions_download(monkeypatch, source, kind, calls):
+    program, option, code, root = shlex.split(f"{source.fetch} 'my data'")
+    assert (program, option) == ("python", "-c")
+    signature, made = inspect.signature(getattr(torchvision.datasets, kind)), []
+
+    def record(*args, **options):
+        made.append(signature.bind(*args, **options).arguments)
+
+    monkeypatch.setattr(torchvision.datasets, kind, record)
+    monkeypatch.setattr(sys, "argv", ["-c", root])
+    exec(code, {})
+    assert made == [{"root": "my data"} | call for call in calls]
+
+
 def test_listing_the_data_sets_imports_no_large_package():
     code = (
         "import sys; from hpcfl.registry import registered; print(*registered('data'), *registered('partition'));"
@@ -123,7 +228,7 @@ def test_listing_the_data_sets_imports_no_large_package():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=True)
     assert result.stdout.split() == [
-        *("chem97", "digits", "fashion-mnist", "file", "hierarchical-linear", "hierarchical-logistic"),
-        *("mnist", "synthetic"),
-        *("classes", "dirichlet", "iid", "natural"),
+        *("chem97", "cifar10", "digits", "emnist", "fashion-mnist", "file"),
+        *("hierarchical-linear", "hierarchical-logistic", "mnist", "omniglot", "synthetic"),
+        *("classes", "degrees", "dirichlet", "iid", "natural"),
     ]

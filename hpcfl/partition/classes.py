@@ -1,4 +1,4 @@
-"""``classes``: every client owns samples of a few random classes (PFLEGO's degrees of personalisation)."""
+"""``classes``: every client owns samples of a few random classes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,7 @@ class Classes(Dealt):
 
     def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
         y = labels(data, "classes")
-        present = np.unique(y)
-        owned = self.ownership(len(present), seed)
-        groups = shuffled(y * (TEST + 1) + part, seed)
-        owner = np.empty(len(data), np.int64)
-        for p in np.unique(part).tolist():
-            sizes = np.zeros(self.clients, np.int64)
-            for i, c in enumerate(present.tolist()):
-                samples = groups.get(c * (TEST + 1) + p, NO_SAMPLES)
-                clients = np.flatnonzero(owned[:, i])
-                clients = clients[np.argsort(sizes[clients], kind="stable")]
-                owner[samples] = np.resize(clients, len(samples))
-                sizes += np.bincount(owner[samples], minlength=self.clients)
-        return owner
+        return deal_classes(y, part, self.ownership(len(np.unique(y)), seed), seed)
 
     def ownership(self, classes: int, seed: int) -> np.ndarray:
         """Who owns which class: [N, classes] bool, each row with classes_per_client, each column with an owner."""
@@ -53,11 +41,38 @@ class Classes(Dealt):
                 f"partition.clients = {self.clients}, {wanted}: cannot own all of {classes} classes; "
                 f"use at least {-(-classes // k)} clients or {-(-classes // self.clients)} classes per client"
             )
-        draws = stream(seed, Purpose.PARTITION, step=1).random((self.clients, classes))
-        owned = np.zeros((self.clients, classes), bool)
-        np.put_along_axis(owned, np.argsort(draws, axis=1)[:, :k], True, axis=1)
-        for orphan in np.flatnonzero(~owned.any(0)):
-            common = owned.sum(0).argmax()  # it has two owners at least: more draws than classes that are owned
-            client = owned[:, common].argmax()
-            owned[client, [common, orphan]] = False, True
-        return owned
+        return draw_classes(np.full(self.clients, k), classes, seed)
+
+
+def draw_classes(sizes: np.ndarray, classes: int, seed: int) -> np.ndarray:
+    """Random ownership: [N, classes] bool, row i with sizes[i] classes, each column with an owner.
+
+    sizes: [N] integers in 0..classes, whose sum is at least ``classes``. Classes that nobody drew are swapped for
+    those that have the most owners.
+    """
+    draws = stream(seed, Purpose.PARTITION, step=1).random((len(sizes), classes))
+    owned = np.zeros(draws.shape, bool)
+    np.put_along_axis(owned, np.argsort(draws, axis=1), np.arange(classes) < sizes[:, None], axis=1)
+    for orphan in np.flatnonzero(~owned.any(0)):
+        common = owned.sum(0).argmax()  # it has two owners at least: more draws than classes that are owned
+        client = owned[:, common].argmax()
+        owned[client, [common, orphan]] = False, True
+    return owned
+
+
+def deal_classes(y: np.ndarray, part: np.ndarray, owned: np.ndarray, seed: int) -> np.ndarray:
+    """Owner of each sample: [n] int64; a class's samples of each part are dealt in turn among its owners.
+
+    y, part: [n] class and part of each sample. owned: [N, classes that have samples] bool, as by ``draw_classes``.
+    """
+    groups = shuffled(y * (TEST + 1) + part, seed)
+    owner = np.empty(len(y), np.int64)
+    for p in np.unique(part).tolist():
+        sizes = np.zeros(len(owned), np.int64)
+        for i, c in enumerate(np.unique(y).tolist()):
+            samples = groups.get(c * (TEST + 1) + p, NO_SAMPLES)
+            clients = np.flatnonzero(owned[:, i])
+            clients = clients[np.argsort(sizes[clients], kind="stable")]
+            owner[samples] = np.resize(clients, len(samples))
+            sizes += np.bincount(owner[samples], minlength=len(owned))
+    return owner

@@ -67,6 +67,9 @@ class Algorithm(Protocol):
     def personal(self, b: Block, own: Rows) -> Tensor:
         """[C, P] the model that each client of the block would use."""
 
+    def local_model(self, b: Block, own: Rows, sent: Rows) -> Tensor:
+        """[C, P] the model that each participant holds after its local work, from its new rows and what it sends."""
+
     def global_model(self, state: State) -> Tensor:
         """[P] the model of the server."""
 
@@ -79,6 +82,7 @@ class Work:
     exposed: ClassVar[tuple[str, ...]] = ()
     least_squares: ClassVar[bool] = False  # made for linear regression only
     whole_cohort: ClassVar[bool] = False  # every client must take part in every round
+    own_heads: ClassVar[bool] = False  # a client's model is its own in the last layer: it has the outputs it needs
 
     @property
     def minibatch(self) -> int | None:
@@ -92,13 +96,20 @@ class Work:
         """
         return self
 
-    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
-        """What theory says of the prepared algorithm in so many rounds, for ``hpcfl theory``. On one rank."""
+    def predict(self, engine: Engine, cohort: int, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        """What theory says of the prepared algorithm in so many rounds, for ``hpcfl theory``. On one rank.
+
+        cohort: participants of a round. Raises InputError where there is no theory for it.
+        """
         raise InputError("hpcfl theory: there is no theory for this algorithm")
 
     def minimiser(self, engine: Engine) -> np.ndarray | None:
         """[N, P] the personal models that it converges to, where they can be solved for. On one rank."""
         return None
+
+    def local_model(self, b: Block, own: Rows, sent: Rows) -> Tensor:
+        """[C, P] the model that each participant holds after its local work, from its new rows and what it sends."""
+        raise InputError('run.protocol = "participants": this algorithm does not say which model a participant holds')
 
     def coins(self, n_clusters: int) -> Mapping[str, np.ndarray]:
         return {}

@@ -2,142 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfl import rng
-from hpcfl.algorithm import Descent, Rows, Work
-from hpcfl.group import Group, bucket
+from hpcfl.algorithm import Descent, Rows
+from hpcfl.batch import Batch
+from hpcfl.members import MOST_KEPT, Given, Members, Received
 from hpcfl.reduce import to_device
-from hpcfl.rows import Index, compact, take
+from hpcfl.rows import Index, take
+from hpcfl.split import Features
 from hpcfl.splits import TRAIN
-from hpcfl.task import Batch, Task
-
-BUDGET = {
-    "cpu": 4 << 20,
-    "cuda": 1 << 30,
-}  # bytes of models and batches per block: the caches' size, a part of a GPU's memory
-LARGEST_BLOCK = 8192
-TINY = 64  # parameters
-MOST_KEPT = 32  # arrays of clients' constants
-
-
-def block_size(task: Task, batch: int, features: int) -> int:
-    """Clients per block: a function of model, batch and device, never of the number of ranks.
-
-    batch: samples per client and step; features: numbers per sample.
-    """
-    item = torch.finfo(task.dtype).bits // 8
-    budget = BUDGET.get(task.device.type, BUDGET["cuda"])
-    return int(np.clip(budget // (item * (task.layout.size + batch * features)), task.least, LARGEST_BLOCK))
-
-
-def padded_batch(task: Task, samples: np.ndarray, batch_size: int | None) -> np.ndarray:
-    """Length to which a client's minibatches are padded, from its number of samples [C] and the model alone.
-
-    Of a tiny model the calls for a block cost more than its padding: fewer sizes make fewer blocks.
-    """
-    length = bucket(samples, sizes=4 if task.layout.size <= TINY else 8)
-    return length if batch_size is None else np.minimum(length, batch_size)
-
-
-@dataclass(frozen=True)
-class ClusterMeans:
-    """The means that clusters formed in a round. Given to clients, each reads that of its cluster."""
-
-    clusters: np.ndarray  # [H] ids of the clusters that this rank hosts, ascending
-    formed: np.ndarray  # [H] bool
-    values: Tensor  # [H, P], anything where none was formed
-
-
-Given = Mapping[str, Tensor | ClusterMeans]  # what clients read: [P], or one per cluster
-
-
-class Received(Mapping[str, Tensor]):
-    """The shared state as a block's clients see it; notes what they read: that is what a server would have sent."""
-
-    def __init__(self, shared: Given, members: Members):
-        self._shared, self._members = shared, members
-        self._read: dict[tuple[str, str], tuple[int, int]] = {}  # name and readers -> vectors, bytes
-        self.readers = "all", members.real  # who reads now, and their number
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self._shared[name]
-        vector = value.values[:1] if isinstance(value, ClusterMeans) else value
-        who, number = self.readers
-        self._read[name, who] = number, number * vector.numel() * vector.element_size()
-        if isinstance(value, ClusterMeans):
-            return value.values.index_select(0, self._members.cluster_place)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shared)
-
-    def __len__(self) -> int:
-        return len(self._shared)
-
-    def received(self) -> list[tuple[int, int]]:
-        """(vectors, bytes) of everything that was read."""
-        return list(self._read.values())
-
-
-class Members:
-    """The clients of a block, and what about them does not change from round to round."""
-
-    def __init__(
-        self, task: Task, group: Group, work: Work, rows: np.ndarray, real: int, *, steps: int, batch: int | None
-    ):
-        """rows: positions of the clients in the group; the last of the ``real`` ones is repeated to fill the block.
-
-        batch: samples of a minibatch; None: full batch.
-        """
-        self.task, self.group, self.work, self.rows, self.real = task, group, work, rows, real
-        self.steps, self.batch = steps, batch
-        self.constants: dict[int, tuple[np.ndarray, Tensor]] = {}
-        self.full_batch: Batch | None = None  # where it costs no more memory than the data themselves
-
-    @cached_property
-    def place(self) -> Index:
-        """Positions in the group of all rows, repeated ones included."""
-        return compact(self.rows)
-
-    @cached_property
-    def real_place(self) -> Index:
-        """Positions in the group without the repeated rows."""
-        return compact(self.rows[: self.real])
-
-    @cached_property
-    def ids(self) -> np.ndarray:
-        return self.group.ids[self.rows]
-
-    @cached_property
-    def cluster(self) -> np.ndarray:
-        return self.group.cluster[self.rows]
-
-    @cached_property
-    def cluster_place(self) -> Tensor:
-        """[C] place of each client's cluster among those of the group."""
-        return to_device(np.searchsorted(self.group.clusters, self.cluster), self.task.device)
-
-    @cached_property
-    def samples(self) -> np.ndarray:
-        return self.group.samples[self.rows]
-
-    @cached_property
-    def length(self) -> int:
-        """Of the padded minibatches: the same for all clients of a block."""
-        return int(padded_batch(self.task, self.samples[:1], self.batch)[0])
-
-    @cached_property
-    def per_epoch(self) -> np.ndarray:
-        """[C] minibatches of an epoch."""
-        return -(-self.samples // (self.batch or self.samples))
-
 
 Step = Callable[["Block", Rows], Rows]
 
@@ -157,7 +36,10 @@ class Block:
         self.steps = range(members.steps)
         self._losses: list[tuple[Tensor, np.ndarray | None]] = []  # [C], and whose count [C] (None: all)
         self._counting: np.ndarray | None = None
-        self._counted: Batch | None = None
+        self._counted = True  # whether the last minibatch's loss is
+        self._whole: Batch | None = None
+        self._features: tuple[Tensor, Batch, Features] | None = None  # of which body and batch, and they
+        self.passes = [0, 0]  # forward and backward through the model's body, over all clients
         self._weights: tuple[bytes, Tensor] | None = None  # of the last batch: most have the same
         self._epoch: np.ndarray | None = None
         self._order = np.zeros((0, 0), np.int64)
@@ -177,6 +59,12 @@ class Block:
     def own(self, local: Rows) -> Rows:
         """The clients' rows of the local state [all of this rank, ...]."""
         return {name: take(values, self._members.place) for name, values in local.items()}
+
+    @property
+    def share(self) -> Tensor:
+        """[C, 1] each client's share of the run's training samples, n_i / sum_j n_j."""
+        share = self.samples[:, None] / self._members.population_samples
+        return to_device(share, self._task.device).to(self._task.dtype)
 
     @property
     def parameters(self) -> int:
@@ -215,6 +103,7 @@ class Block:
         Keyed (client, round, epoch). The short last batch of an epoch keeps its true size.
         """
         members, samples = self._members, self.samples
+        self._counted = False
         if members.batch is None:
             return self._full_batch(t)
         self._shuffle(t // members.per_epoch)
@@ -225,10 +114,10 @@ class Block:
 
     def _full_batch(self, t: int) -> Batch:
         members = self._members
-        whole = members.full_batch
+        whole = members.full_batch or self._whole
         if whole is None:
             index = np.minimum(np.arange(members.length), self.samples[:, None] - 1)
-            whole = self._gather(index, self.samples, t)
+            whole = self._whole = self._gather(index, self.samples, t)
             if self._group.x.dtype == self._group.dtype:
                 members.full_batch = whole
         return whole if whole.key is None else replace(whole, key=self._keys(t))
@@ -238,11 +127,53 @@ class Block:
 
         The loss at the first gradient taken on a minibatch counts as the training loss of that step.
         """
+        self._pass(1, 1)
         loss, gradient = self._task.gradient(w, batch)
-        if batch is not self._counted:
-            self._losses.append((loss, self._counting))
-            self._counted = batch
+        self._count(loss)
         return gradient
+
+    def features(self, theta: Tensor, batch: Batch) -> Features:
+        """The features [C, B, M] of every client's minibatch at its own body theta [C, P_body].
+
+        Asked again for the same batch and theta, it gives them again: those of a full batch are computed once.
+        """
+        if self._features is None or self._features[0] is not theta or self._features[1] is not batch:
+            self._pass(1, 0)
+            self._features = theta, batch, self._task.split.features(theta, batch)
+        return self._features[2]
+
+    def grad_head(self, W: Tensor, features: Features) -> Tensor:
+        """Gradient [C, P_head] by every client's own head W [C, P_head], the features as they are."""
+        loss, gradient = self._task.split.head_gradient(W, features)
+        self._count(loss)
+        return gradient
+
+    def grads(self, theta: Tensor, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradients [C, P_body], [C, P_head] by body and head at one point. What is not used is never computed."""
+        self._pass(1, 1)
+        loss, by_theta, by_W = self._task.split.gradients(theta, W, batch)
+        self._count(loss)
+        return by_theta, by_W
+
+    def join(self, theta: Tensor, W: Tensor) -> Tensor:
+        """[C, P_body], [C, P_head] -> the clients' whole models [C, P]."""
+        return self._task.split.join(theta, W)
+
+    def new_heads(self) -> Tensor:
+        """[C, P_head] heads drawn anew for this round, by the model's own initialisation."""
+        heads = self._task.split.drawn_heads(self._seed, self.ids, self._round)
+        return heads.to(self._task.device, self._task.dtype)
+
+    def _pass(self, forward: int, backward: int) -> None:
+        clients = self.shared.readers[1]
+        self.passes[0] += forward * clients
+        self.passes[1] += backward * clients
+
+    def _count(self, loss: Tensor) -> None:
+        """The loss at the first gradient taken on a minibatch is the training loss of that step."""
+        if not self._counted:
+            self._losses.append((loss, self._counting))
+            self._counted = True
 
     def either(self, coins: np.ndarray, yes: Step, no: Step, own: Rows) -> Rows:
         """yes(block, own) for the clients whose cluster's coin [K] came up, no(block, own) for the others."""
@@ -288,7 +219,8 @@ class Block:
         if self._weights is None or self._weights[0] != real.tobytes():
             weight = (np.arange(index.shape[1]) < real[:, None]) / real[:, None]
             self._weights = (real.tobytes(), torch.from_numpy(weight).to(device=device, dtype=self._group.dtype))
-        return Batch(self._group.inputs(flat), self._group.y[flat], self._weights[1], self.real, self._keys(t))
+        x, y, mask = self._group.inputs(flat), self._group.y[flat], self._group.outputs(self.rows)
+        return Batch(x, y, self._weights[1], self.real, self._keys(t), mask)
 
     def _keys(self, t: int) -> Tensor | None:
         if not self._task.dropout_keys:

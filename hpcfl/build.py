@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hpcfl import rng
-from hpcfl.algorithm import Algorithm
+from hpcfl.algorithm import Algorithm, Work
 from hpcfl.comm import Comm
 from hpcfl.config import Job
 from hpcfl.coordinator import Coordinator
@@ -32,11 +32,12 @@ class Population:
 
     cluster: np.ndarray  # [N]
     count: np.ndarray  # [N, 3] samples per split
-    class_counts: np.ndarray | None  # [N, classes] of the training samples; rank 0 of a classification
+    class_counts: np.ndarray | None  # [N, classes of the data] of the training samples; of a classification
     shape: tuple[int, ...]  # of one sample
-    classes: int | None
+    classes: int | None  # outputs of the model; None: regression
     scale: float
     shift: float
+    own_classes: np.ndarray | None = None  # [N] with local labels: classes of each client
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -82,14 +83,22 @@ def build(job: Job, world: Comm) -> Built:
     if source and neighbours:
         data, shares = source
         truth = _truth(data, shares, task.layout.size)
-        parts = [pack(data.x, data.y, shares.client, shares.split, placement.hosted(r), truth) for r in neighbours]
+        y = data.y if shares.label is None else shares.label
+        parts = [pack(data.x, y, shares.client, shares.split, placement.hosted(r), truth) for r in neighbours]
     arrays = node.scatter_arrays(parts)
-    group = make_group(arrays, placement.hosted(world.rank), population, device, dtype)
+    group = make_group(
+        arrays, placement.hosted(world.rank), population, device, dtype, own_heads=job.algorithm.own_heads
+    )
     topology = Topology.build(world, node, placement)
     engine = Engine(
         task, group, topology, job.algorithm, seed=job.run.seed, reduction=job.run.reduction, block=job.run.block
     )
     algorithm = job.algorithm.prepare(engine)
+    if job.run.protocol == "participants" and type(algorithm).local_model is Work.local_model:
+        raise InputError(
+            f'run.protocol = "participants": {job.algorithm_name} does not say which model a participant holds after '
+            "its local work; leave run.protocol out"
+        )
     coordinator = Coordinator(
         seed=job.run.seed,
         rounds=job.run.rounds,
@@ -108,12 +117,26 @@ def load(job: Job) -> tuple[Dataset, Shares]:
 
 
 def make_group(
-    arrays: dict[str, np.ndarray], ids: np.ndarray, population: Population, device: torch.device, dtype: torch.dtype
+    arrays: dict[str, np.ndarray],
+    ids: np.ndarray,
+    population: Population,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    own_heads: bool = False,
 ) -> Group:
-    """A rank's group from its packed samples, on its device. Floating-point data are kept in the run's dtype."""
+    """A rank's group from its packed samples, on its device. Floating-point data are kept in the run's dtype.
+
+    own_heads: every client has a head of its own, with as many outputs as it has classes.
+    """
     # by way of one dimension: a channel dimension of size 1 may have any stride, and torch chooses its kernels by it
     x = torch.from_numpy(arrays["x"].reshape(-1)).view(arrays["x"].shape)
     y = torch.from_numpy(arrays["y"])
+    mask = None
+    own, classes = population.own_classes, population.classes
+    if own_heads and classes is not None and own is not None and own.min() != classes:
+        other = np.arange(classes) >= own[ids, None]
+        mask = torch.zeros(other.shape, dtype=dtype).masked_fill_(torch.from_numpy(other), -torch.inf).to(device)
     return Group(
         population=len(population.cluster),
         ids=ids,
@@ -125,6 +148,7 @@ def make_group(
         shift=population.shift,
         dtype=dtype,
         truth=torch.from_numpy(arrays["truth"]) if "truth" in arrays else None,
+        mask=mask,
     )
 
 
@@ -143,7 +167,9 @@ def _population(data: Dataset, shares: Shares) -> Population:
         train = shares.split == TRAIN
         cells = shares.client[train] * data.classes + data.y[train]
         class_counts = np.bincount(cells, minlength=n * data.classes).reshape(n, data.classes)
-    return Population(shares.cluster, count, class_counts, data.x.shape[1:], data.classes, data.scale, data.shift)
+    classes = data.classes if shares.classes is None else int(shares.classes.max())
+    shape = data.x.shape[1:]
+    return Population(shares.cluster, count, class_counts, shape, classes, data.scale, data.shift, shares.classes)
 
 
 def _compare(world: Comm, source: tuple[Dataset, Shares] | None) -> None:

@@ -20,13 +20,18 @@ PARTS = ("run", "data", "partition", "model", "algorithm")
 @options
 @dataclass(frozen=True)
 class RunOptions:
-    """The ``[run]`` table."""
+    """The ``[run]`` table.
+
+    protocol: "clients" evaluates all clients every ``eval_every`` rounds. "participants" also tests, in every round,
+    its participants with the models that they hold after their local work, over all of their test samples.
+    """
 
     rounds: Count
     seed: Seed = 0
     participation: PositiveShare | None = None  # share of the clients that take part in a round; absent: all
     clients_per_round: Count | None = None  # or their number
     eval_every: Count = 10  # rounds; the last round is always evaluated
+    protocol: Literal["clients", "participants"] = "clients"
     save_models: bool = False
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"  # auto, cpu, cuda, cuda:K

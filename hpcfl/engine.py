@@ -10,8 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from hpcfl.algorithm import Weighting, Work
-from hpcfl.block import Block, Members, block_size, padded_batch
+from hpcfl.block import Block
 from hpcfl.group import Group, cut
+from hpcfl.members import Members, block_size, padded_batch
 from hpcfl.reduce import Segments, float64_sum, grid_bits, reproducible_sum, to_device
 from hpcfl.task import Task
 from hpcfl.topology import Topology
@@ -130,7 +131,16 @@ class Engine:
             limit = self.limit or block_size(self.task, int(width), features)
             for block, real in cut([steps[mine]], limit, self.task.least):
                 count = int(steps[mine[block[0]]])
-                yield Members(self.task, self.group, self.work, rows[mine[block]], real, steps=count, batch=batch)
+                yield Members(
+                    self.task,
+                    self.group,
+                    self.work,
+                    rows[mine[block]],
+                    real,
+                    steps=count,
+                    batch=batch,
+                    population_samples=int(self.topology.placement.samples.sum()),
+                )
 
     def census(self, participants: np.ndarray) -> Census:
         """The participants' clusters; those of everyone are counted once."""

@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.algorithm import Algorithm, State
-from hpcfl.block import block_size
+from hpcfl.algorithm import Algorithm, Rows, State
+from hpcfl.batch import Batch
+from hpcfl.block import Block
 from hpcfl.comm import Comm
 from hpcfl.engine import Engine
 from hpcfl.group import bucket, cut
+from hpcfl.members import block_size
 from hpcfl.reduce import to_host
+from hpcfl.round import Watch
 from hpcfl.rows import take
-from hpcfl.splits import SPLITS
-from hpcfl.task import Batch
+from hpcfl.splits import SPLITS, TEST
 
 PIECE = 1024  # samples of a client per forward pass
 
@@ -64,26 +66,53 @@ def _measure(
 ) -> None:
     """Fills in the metrics of the clients at these rows of the group, models [len(rows), P]."""
     group, task = engine.group, engine.task
-    features = int(np.prod(group.x.shape[1:]))
     if group.truth is not None:
         error = np.subtract(to_host(models), group.truth.numpy()[rows], dtype=np.float64, order="C")
         out[f"{model}/estimation_error"][rows] = np.linalg.norm(error, axis=1)
     for split in splits:
-        count = group.count[rows, SPLITS.index(split)]
-        filled = np.flatnonzero(count)
-        length = bucket(count[filled])
-        for width in np.unique(length):
-            mine = filled[length == width]
-            limit = engine.limit or block_size(task, min(int(width), PIECE), features)
-            for part, real in cut([np.zeros(len(mine), int)], limit, task.least):
-                index = mine[part]
-                w = take(models, index)
-                pieces = _pieces(engine, rows[index], SPLITS.index(split), int(width), real)
-                sums = reduce(add, (task.evaluate(w, piece) for piece in pieces))
-                values = sums[:real] / torch.from_numpy(count[index[:real], None]).to(sums)
-                values[:, 0] += task.penalty(w)[:real]
-                for metric, column in zip(task.metrics, to_host(values).T, strict=True):
-                    out[f"{model}/{split}_{metric}"][rows[index[:real]]] = column
+        values = measured(engine, models, rows, SPLITS.index(split))
+        for metric, column in zip(task.metrics, values.T, strict=True):
+            out[f"{model}/{split}_{metric}"][rows] = column
+
+
+def measured(engine: Engine, models: Tensor, rows: np.ndarray, split: int) -> np.ndarray:
+    """[len(rows), metrics] float64: means over each client's samples of a split, NaN where it has none.
+
+    models: [len(rows), P] of the clients at these rows of the group.
+    """
+    group, task = engine.group, engine.task
+    features = int(np.prod(group.x.shape[1:]))
+    found = np.full((len(rows), len(task.metrics)), np.nan)
+    count = group.count[rows, split]
+    filled = np.flatnonzero(count)
+    length = bucket(count[filled])
+    for width in np.unique(length):
+        mine = filled[length == width]
+        limit = engine.limit or block_size(task, min(int(width), PIECE), features)
+        for part, real in cut([np.zeros(len(mine), int)], limit, task.least):
+            index = mine[part]
+            w = take(models, index)
+            pieces = _pieces(engine, rows[index], split, int(width), real)
+            sums = reduce(add, (task.evaluate(w, piece) for piece in pieces))
+            values = sums[:real] / torch.from_numpy(count[index[:real], None]).to(sums)
+            values[:, 0] += task.penalty(w)[:real]
+            found[index[:real]] = to_host(values)
+    return found
+
+
+def test_of_participants(engine: Engine, algorithm: Algorithm) -> Watch:
+    """What measures a block's participants on their test samples, with the models that they hold after their work."""
+
+    def watch(block: Block, own: Rows, sent: Rows) -> np.ndarray:
+        start = time.perf_counter()
+        models = algorithm.local_model(block, own, sent)[: block.real]
+        found = measured(engine, models, block.rows[: block.real], TEST)
+        seconds = time.perf_counter() - start
+        engine.seconds["evaluate"] += seconds
+        engine.seconds["compute"] -= seconds  # the round counts all of its time as that
+        return found
+
+    return watch
 
 
 def _pieces(engine: Engine, rows: np.ndarray, split: int, width: int, real: int) -> Iterator[Batch]:
@@ -94,7 +123,7 @@ def _pieces(engine: Engine, rows: np.ndarray, split: int, width: int, real: int)
         column = np.arange(first, min(first + PIECE, width))
         index = torch.from_numpy(np.minimum(column, count - 1) + group.start[rows, split, None]).to(group.x.device)
         weight = torch.from_numpy(column < count).to(group.x.device)
-        yield Batch(group.inputs(index), group.y[index], weight, real)
+        yield Batch(group.inputs(index), group.y[index], weight, real, mask=group.outputs(rows))
 
 
 def gathered(world: Comm, ids: np.ndarray, values: np.ndarray, population: int) -> np.ndarray | None:

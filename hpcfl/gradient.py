@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Factor = float | Tensor  # a number, or one per client: [C, 1]
+Write = Callable[[Factor, Tensor | None], Tensor]  # factor times a gradient [C, P], or with a base, base minus that
 
 
 class Gradient:
     """[C, P], equal to ``write(factor, None)``."""
 
-    def __init__(self, write: Callable[[Factor, Tensor | None], Tensor], factor: Factor = 1.0):
+    def __init__(self, write: Write, factor: Factor = 1.0):
         """write(factor, base): factor times the gradient in a new tensor, or with a base, base minus that."""
         self._write, self._factor = write, factor
         self._written: Tensor | None = None
@@ -74,14 +76,28 @@ class Gradient:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in REFLECTED and len(args) == 2 and isinstance(args[1], Gradient) and not kwargs:
             return REFLECTED[func](args[1], args[0])  # an operator with a tensor on its left
-        return func(*_written(args), **(kwargs or {}))
+        return func(*written(args), **(kwargs or {}))
 
 
 REFLECTED = {Tensor.sub: Gradient.__rsub__, Tensor.mul: Gradient.__rmul__}
 
 
-def _written(value: Any) -> Any:
+def written(value: Any) -> Any:
     """The value with every Gradient in lists and tuples as a tensor."""
     if isinstance(value, Gradient):
         return value.tensor()
-    return type(value)(map(_written, value)) if type(value) in (list, tuple) else value
+    return type(value)(map(written, value)) if type(value) in (list, tuple) else value
+
+
+def penalty(w: Tensor, l2: float, dtype: torch.dtype | None = None) -> Tensor:
+    """l2/2 ||w||^2 of each client's vector: [C, P] -> [C]."""
+    return 0.5 * l2 * (w * w).sum(1, dtype=dtype)
+
+
+def penalised(write: Write, w: Tensor, l2: float) -> Write:
+    """The gradient with that of the penalty l2/2 ||w||^2."""
+
+    def with_penalty(factor: Factor, base: Tensor | None) -> Tensor:
+        return write(factor, base).add_((factor if base is None else -factor) * l2 * w)
+
+    return with_penalty

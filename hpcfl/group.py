@@ -28,6 +28,11 @@ class Group:
     shift: float
     dtype: torch.dtype
     truth: Tensor | None = None  # [C, P] float64 on the host: the clients' true parameters, where they are known
+    mask: Tensor | None = None  # [C, O] as in Batch, where clients have heads of their own with fewer outputs
+
+    def outputs(self, rows: np.ndarray) -> Tensor | None:
+        """The mask [c, 1, O] of a batch of the clients at these positions."""
+        return None if self.mask is None else self.mask[torch.from_numpy(rows).to(self.mask.device)].unsqueeze(1)
 
     @cached_property
     def start(self) -> np.ndarray:

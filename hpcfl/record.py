@@ -26,13 +26,24 @@ from hpcfl.reduce import LARGEST, column_sums, to_host
 from hpcfl.results import ResultsWriter
 from hpcfl.results_schema import PHASES
 from hpcfl.round import Account
+from hpcfl.splits import TEST
 
 
 class Recorder:
     """Collective bookkeeping of a run. Every method is called by all ranks; only rank 0 holds a writer."""
 
-    def __init__(self, engine: Engine, algorithm: Algorithm, splits: tuple[str, ...], writer: ResultsWriter | None):
+    def __init__(
+        self,
+        engine: Engine,
+        algorithm: Algorithm,
+        splits: tuple[str, ...],
+        writer: ResultsWriter | None,
+        *,
+        watched: bool = False,
+    ):
+        """watched: whether the rounds measured their participants."""
         self.engine, self.algorithm, self.splits, self.writer = engine, algorithm, splits, writer
+        self.watched = watched
         self.world = engine.topology.world
         self.started = time.perf_counter()
         self.write_seconds = 0.0
@@ -46,9 +57,10 @@ class Recorder:
             participants[:] = [len(p) for p in plan.participants]
         loss = self._train_loss(plan.first, accounts)
         kind = np.array([a.kind for a in accounts])
-        sent = np.array([_total(a.up) + _total(a.down) for a in accounts])
+        sent = np.array([_total(a.up) + _total(a.down) + _total(a.passes) for a in accounts])
         self.world.allreduce(sent, "sum")
-        vectors_up, bytes_up, vectors_down, bytes_down = sent.T
+        vectors_up, bytes_up, vectors_down, bytes_down, forward, backward = sent.T
+        tests = self._tests(accounts) if self.watched else {}
         if self.writer:
             start = time.perf_counter()
             columns = {
@@ -60,7 +72,10 @@ class Recorder:
                 "vectors_down": vectors_down,
                 "bytes_up": bytes_up,
                 "bytes_down": bytes_down,
+                "forward_passes": forward / participants,
+                "backward_passes": backward / participants,
             }
+            columns |= tests
             self.writer.rounds(plan.first, columns | {f"coins_{name}": fell for name, fell in plan.coins.items()})
             self.write_seconds += time.perf_counter() - start
 
@@ -131,6 +146,20 @@ class Recorder:
             raise Diverged(f"round {first + bad[0]}, client {lowest[0]}: the training loss is not finite")
         with np.errstate(invalid="ignore"):
             return sums[:count] / sums[count:]
+
+    def _tests(self, accounts: Sequence[Account]) -> dict[str, np.ndarray]:
+        """Collective over the world: each round's means over the test samples of its participants, [count] each."""
+        count, group, metrics = len(accounts), self.engine.group, self.engine.task.metrics
+        values = np.zeros((len(metrics) + 1, count, group.clients))  # sums of the metrics, and samples
+        for k, account in enumerate(accounts):
+            for rows, found in account.scores:
+                samples = group.count[rows, TEST]
+                values[:-1, k, rows] = np.where(samples > 0, samples * found.T, 0.0)
+                values[-1, k, rows] = samples
+        sums = column_sums(self.world, values.reshape(-1, group.clients).T, group.population)
+        *means, samples = sums.reshape(len(metrics) + 1, count)
+        with np.errstate(invalid="ignore"):
+            return {f"participants_test_{m}": mean / samples for m, mean in zip(metrics, means, strict=True)}
 
     def _timing(self) -> None:
         seconds = {**self.engine.seconds, **self.world.seconds, "write": self.write_seconds}

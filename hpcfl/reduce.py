@@ -39,6 +39,8 @@ class Reducer(Protocol):
 
 def magnitude(rows: Tensor) -> Tensor:
     """Largest absolute value of each row [c, P] -> float64 [c]; NaN where the row holds one."""
+    if rows.shape[1] == 0:
+        return rows.new_zeros(len(rows), dtype=torch.float64)
     if rows.device.type == "cpu" and rows.shape[1] > 4096 and len(rows):
         # row by row is ten times faster there than along a dimension
         low, high = torch.stack([torch.stack(torch.aminmax(row)) for row in rows]).unbind(1)
@@ -98,7 +100,7 @@ class Piece:
         """Weighted values [c, p], some columns after the others; on the CPU in parts that stay in the cache."""
         clients, columns = self.rows.shape
         width = max(1, CACHE // max(1, clients)) if self.rows.is_cpu else columns
-        for first in range(0, columns, width):
+        for first in range(0, max(1, columns), width):
             yield self.weighted(slice(first, first + width))
 
     def magnitude(self) -> np.ndarray:

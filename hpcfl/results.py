@@ -70,8 +70,9 @@ class ResultsWriter:
         """A new file at full size, in SWMR mode: readers may open it from the moment it has its name.
 
         clients: "id", "cluster", "n_train", "n_test" and, with that split, "n_validation" [N]; for classification
-        "class_counts" [N, classes] of the training samples. config: the resolved TOML text. attributes: more for the
-        root (versions, command, hosts, ...). Raises RunError where the file exists or cannot be written.
+        "class_counts" [N, classes] of the training samples; with local labels "n_classes" [N]. config: the resolved
+        TOML text. attributes: more for the root (versions, command, hosts, ...).
+        Raises RunError where the file exists or cannot be written.
         """
         path = Path(path)
         temporary = path.with_name(f".{path.name}.part")
@@ -95,7 +96,8 @@ class ResultsWriter:
         """Write rows first, first + 1, ... of /rounds, then count them.
 
         columns: every one of "kind" (index into results_schema.KINDS), "n_participants", "seconds", "train_loss",
-        "vectors_up", "vectors_down", "bytes_up", "bytes_down" [k], and "coins_<name>" [k, coins].
+        "vectors_up", "vectors_down", "bytes_up", "bytes_down", "forward_passes", "backward_passes" [k], where
+        participants are tested "participants_test_<metric>" [k], and "coins_<name>" [k, coins].
         """
         self._check_names("/rounds/", columns)
         stop = first + len(columns["kind"])
@@ -165,6 +167,9 @@ class ResultsWriter:
             values: dict[str, float | np.ndarray] = {"rounds": rounds}
             values |= {name: self._data[f"/rounds/{name}"][:rounds].sum() for name in layout.TOTALS}
             values |= self._averagings(rounds)
+            for metric in self._schema.metrics if self._schema.participants else ():
+                course = self._data[f"/rounds/participants_test_{metric}"][:rounds]
+                values |= {f"participants_test_{metric}_{name}": x for name, x in formulas.recent(course).items()}
             if evaluations:
                 values |= {"evaluation": evaluations - 1, "round": self._data["/evaluations/round"][evaluations - 1]}
                 values |= self._summary(evaluations)

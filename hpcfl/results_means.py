@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hpcfl.results_schema import HIGHER_IS_BETTER
+from hpcfl.results_schema import HIGHER_IS_BETTER, RECENT
 
 
 def client_mean(values: np.ndarray, samples: np.ndarray | None = None) -> float:
@@ -40,6 +40,12 @@ def best_evaluation(course: np.ndarray, metric: str) -> int:
     """Index of the best value of a course [evaluations], the first of equals; -1 where none is finite."""
     signed = np.where(np.isfinite(course), course if HIGHER_IS_BETTER[metric] else -course, -np.inf)
     return int(signed.argmax()) if np.isfinite(course).any() else -1
+
+
+def recent(course: np.ndarray) -> dict[str, float]:
+    """Mean and standard deviation (divided by their number) of the last rounds of a course [rounds]."""
+    last = course[-RECENT:]
+    return {"mean": float(last.mean()), "std": float(last.std())} if last.size else {"mean": math.nan, "std": math.nan}
 
 
 def _chosen(values: np.ndarray, samples: np.ndarray | None) -> np.ndarray:

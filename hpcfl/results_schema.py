@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-FORMAT_VERSION = (1, 1)  # (major, minor): a reader understands every minor version of its major version
+FORMAT_VERSION = (1, 2)  # (major, minor): a reader understands every minor version of its major version
 FILETYPE = "hpcfl results"
 
 KINDS = ("local", "cluster", "global")  # the codes of /rounds/kind
 PHASES = ("compute", "communicate", "wait", "evaluate", "write")  # the columns of /timing
+RECENT = 10  # rounds whose participants' tests are summarised
 HIGHER_IS_BETTER = {"loss": False, "accuracy": True, "squared_error": False}
 MEANING = {"loss": "loss", "accuracy": "share of samples classified correctly", "squared_error": "squared error"}
 GROWING = ("round", "evaluation", "rank")  # axes that a resumed run may make longer: more rounds, other ranks
@@ -38,6 +39,8 @@ class Schema:
     exposed: tuple[str, ...] = ()  # scalars per client that the algorithm exposes, e.g. ("alpha",)
     coins: Mapping[str, int] = field(default_factory=dict)  # name -> number of coins, e.g. {"cluster": K}
     truth: bool = False  # the clients' true parameters are known
+    participants: bool = False  # the participants of every round are tested after their local work
+    own_classes: bool = False  # labels are each client's own
     dtype: str = "float32"  # of the values per client and of the models
     parameters: Sequence[tuple[str, tuple[int, ...]]] | None = None  # (name, shape) in flat order: save the models
 
@@ -146,6 +149,9 @@ def _clients(schema: Schema) -> Iterator[Field]:
     yield Field("/clients/cluster", ("client",), "int64", "1", "cluster of the client (0 where there are none)")
     for split in ("train", "validation", "test"):
         yield Field(f"/clients/n_{split}", ("client",), "int64", "1", f"number of {split} samples")
+    if schema.own_classes:
+        text = "number of classes of the client, which are numbered 0, 1, ... in the order of the data's"
+        yield Field("/clients/n_classes", ("client",), "int64", "1", text)
     if schema.classes is not None:
         text = "number of training samples per class"
         yield Field("/clients/class_counts", ("client", "class"), "int64", "1", text)
@@ -162,6 +168,12 @@ def _rounds(schema: Schema) -> Iterator[Field]:
         text = f"vectors that a real federation would have sent, {direction}"
         yield Field(f"/rounds/vectors_{way}", ("round",), "int64", "1", text)
         yield Field(f"/rounds/bytes_{way}", ("round",), "int64", "byte", text.replace("vectors", "bytes"))
+    for way in ("forward", "backward"):
+        text = f"{way} passes of a minibatch through the model's body, mean over the participants"
+        yield Field(f"/rounds/{way}_passes", ("round",), "float64", "1", text)
+    for metric in schema.metrics if schema.participants else ():
+        text = f"{MEANING[metric]} of the participants' models after their local work, mean over their test samples"
+        yield Field(f"/rounds/participants_test_{metric}", ("round",), "float64", "1", text)
     for name in schema.coins:
         text = f'outcome of the coins "{name}": 1 came up, 0 did not'
         yield Field(f"/rounds/coins_{name}", ("round", f"{name}_coin"), "uint8", "1", text)
@@ -213,6 +225,11 @@ def _final(schema: Schema) -> Iterator[Field]:
             yield Field(f"/final/{model}_test_{metric}_{name}", (), "float64", "1", f"{what}: {text}", extra)
         text = f"evaluation with the {best}, the first of equals"
         yield Field(f"/final/{model}_test_{metric}_best_evaluation", (), "int64", "1", text, choice)
+    for metric in schema.metrics if schema.participants else ():
+        what = f"/rounds/participants_test_{metric} in the last {RECENT} rounds"
+        yield Field(f"/final/participants_test_{metric}_mean", (), "float64", "1", f"{what}: mean")
+        text = f"{what}: standard deviation, sqrt(sum (m - mean)^2 / rounds)"
+        yield Field(f"/final/participants_test_{metric}_std", (), "float64", "1", text)
     for model in schema.estimated:
         what = f"estimation error of the {model} model"
         yield Field(f"/final/{model}_estimation_error_mean", (), "float64", "1", f"{what}: mean over clients")

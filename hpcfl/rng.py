@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     COINS = 6
     BATCHES = 7
     DROPOUT = 8
+    HEAD = 9
 
 
 def stream(seed: int, purpose: Purpose, *, client: int = 0, round: int = 0, step: int = 0) -> np.random.Generator:

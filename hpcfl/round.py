@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithm import RoundDecision, Rows, State
-from hpcfl.block import Block, ClusterMeans, Given
+from hpcfl.block import Block
 from hpcfl.engine import Engine, Weights
 from hpcfl.errors import Diverged
+from hpcfl.gradient import written
+from hpcfl.members import ClusterMeans, Given
 from hpcfl.reduce import Piece, Reducer, grid_bits, magnitude, reproducible_sum, to_device, to_host
 from hpcfl.rows import Index, compact, put, take
 
@@ -51,13 +53,19 @@ class Account:
     up: list[tuple[int, int]] = field(default_factory=list)  # (vectors, bytes) towards servers
     down: list[tuple[int, int]] = field(default_factory=list)
     losses: list[tuple[Index, Tensor, np.ndarray | None]] = field(default_factory=list)  # Block.train_losses
+    passes: list[tuple[int, int]] = field(default_factory=list)  # forward and backward, of each block
+    scores: list[tuple[Index, np.ndarray]] = field(default_factory=list)  # of what watched the clients, [c, metrics]
+
+
+Watch = Callable[[Block, Rows, Rows], np.ndarray]  # (block, own rows, sent) -> [real clients, metrics]
 
 
 class Round:
     """One round. ``decision`` is the only thing an algorithm may branch on."""
 
-    def __init__(self, engine: Engine, decision: RoundDecision):
-        self._engine = engine
+    def __init__(self, engine: Engine, decision: RoundDecision, watch: Watch | None = None):
+        """watch: measures each block's clients after their local work."""
+        self._engine, self._watch = engine, watch
         self.decision = decision
         self.account = Account()
         self._rows = engine.hosted(decision.participants)
@@ -83,13 +91,14 @@ class Round:
             block = Block(members, shared, seed=self._engine.seed, round=self.decision.index)
             real = slice(0, members.real)
             try:
-                new, out = work(block, block.own(state.local))
+                own = block.own(state.local)
+                new, out = work(block, own)
             except Exception as error:
                 error.add_note(f"round {self.decision.index}, clients {_listed(members.ids[real])}")
                 raise
             for name, values in out.items():
                 piece = sent.setdefault(name, Sent())
-                piece.rows.append(_apart(take(values, real), state.local))
+                piece.rows.append(_apart(take(written(values), real), state.local))
                 piece.clients.append(members.ids[real])
                 if self._engine.reduce is reproducible_sum:
                     piece.magnitudes.append(magnitude(piece.rows[-1]))
@@ -97,10 +106,18 @@ class Round:
                 new = {name: _apart(values, state.local) for name, values in new.items()}
             for name, values in new.items():
                 put(state.local[name], members.real_place, take(values, real))
+            if self._watch:
+                self.account.scores.append((members.real_place, self._watch(block, {**own, **new}, out)))
             self.account.losses += block.train_losses()
+            self.account.passes.append((block.passes[0], block.passes[1]))
             self.account.down += block.shared.received()
         self._engine.seconds["compute"] += time.perf_counter() - start
         return state.local, sent
+
+    @property
+    def inverse_share(self) -> float:
+        """N / r: clients of the run by participants of the round."""
+        return self._engine.group.population / len(self.decision.participants)
 
     def mean(self, x: Sent | Tensor, by: By = "client", unchanged: Tensor | None = None) -> Tensor:
         """Collective over the world: mean of what the participants sent, [P], the same bits on every rank.

@@ -13,6 +13,7 @@ from hpcfl.build import Built, build
 from hpcfl.comm import Comm
 from hpcfl.config import Job
 from hpcfl.engine import Engine
+from hpcfl.evaluate import test_of_participants
 from hpcfl.record import Recorder, run_attributes
 from hpcfl.results import ResultsWriter, Schema, new_run_folder
 from hpcfl.round import Round
@@ -35,7 +36,8 @@ def run(
     folder = world.from_root(lambda: new_run_folder(Path(job.run.out), job.name))
     writer = create_results(job, built, folder)
     opened(folder, writer, engine)
-    record = Recorder(engine, algorithm, built.population.splits, writer)
+    watch = test_of_participants(engine, algorithm) if job.run.protocol == "participants" else None
+    record = Recorder(engine, algorithm, built.population.splits, writer, watched=watch is not None)
     everyone = built.coordinator.everyone
 
     gc.freeze()  # what is there now lives to the end: the collector need not look at it again
@@ -45,7 +47,7 @@ def run(
         accounts, seconds = [], []
         for decision in plan.decisions(everyone):
             start = time.perf_counter()
-            round = Round(engine, decision)
+            round = Round(engine, decision, watch)
             state = algorithm.round(state, round)
             accounts.append(round.account)
             seconds.append(time.perf_counter() - start)
@@ -75,13 +77,15 @@ def create_results(job: Job, built: Built, folder: Path) -> ResultsWriter | None
             evaluations=-(-job.run.rounds // job.run.eval_every),
             ranks=world.size,
             clusters=engine.topology.placement.clusters,
-            classes=population.classes,
+            classes=None if population.class_counts is None else population.class_counts.shape[1],
             models=built.algorithm.evaluated,
             splits=population.splits,
             metrics=engine.task.metrics,
             exposed=built.algorithm.exposed,
             coins={name: len(p) for name, p in built.coordinator.coins.items()},
             truth=engine.group.truth is not None,
+            participants=job.run.protocol == "participants",
+            own_classes=population.own_classes is not None,
             dtype=job.run.dtype,
             parameters=list(zip(layout.names, layout.shapes, strict=True)) if job.run.save_models else None,
         )
@@ -89,7 +93,10 @@ def create_results(job: Job, built: Built, folder: Path) -> ResultsWriter | None
         clients |= {f"n_{split}": population.count[:, SPLITS.index(split)] for split in population.splits}
         if population.class_counts is not None:
             clients["class_counts"] = population.class_counts
+        if population.own_classes is not None:
+            clients["n_classes"] = population.own_classes
         attributes = run_attributes(engine, hosts or [], job.run.seed, job.algorithm_name)
+        attributes |= {"protocol": job.run.protocol, "labels": job.partition.labels}
         writer.append(
             ResultsWriter.create(folder / "results.h5", schema, clients=clients, config=job.text, attributes=attributes)
         )

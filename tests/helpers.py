@@ -181,6 +181,7 @@ def make_engine(
     dtype: torch.dtype = torch.float64,
     world: Comm | None = None,
     cluster: Sequence[int] | None = None,
+    own_classes: Sequence[int] | None = None,
     backend: str = "auto",
     seed: int = 0,
     **options: Any,
@@ -188,6 +189,7 @@ def make_engine(
     """Collective over the world. An engine for these clients, all of whose samples are for training.
 
     model: a registered model, absent: linear without bias; or a torch module (copied). number: of classes.
+    own_classes: of each client, where labels are its own.
     """
     world = Comm() if world is None else world
     x, y = (np.concatenate([client[k] for client in data]) for k in (0, 1))
@@ -199,7 +201,9 @@ def make_engine(
     arrays = pack(x, y if number is None else y.astype(np.int64), owner, np.full(len(y), TRAIN), ids)
     count = np.zeros((len(sizes), 3), np.int64)
     count[:, TRAIN] = sizes
-    group = make_group(arrays, ids, Population(of, count, None, x.shape[1:], number, 1.0, 0.0), CPU, dtype)
+    own = None if own_classes is None else np.asarray(own_classes)
+    population = Population(of, count, None, x.shape[1:], number, 1.0, 0.0, own)
+    group = make_group(arrays, ids, population, CPU, dtype, own_heads=algorithm.own_heads)
     model = Linear(bias=False) if model is None else model
     with ONE_AT_A_TIME:
         module = deepcopy(model) if isinstance(model, torch.nn.Module) else model.build(Spec(x.shape[1:], number))
@@ -266,3 +270,39 @@ def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:
     """Equal to the bit, NaNs and signs of zeros included."""
     a, b = (np.ascontiguousarray(t.numpy() if isinstance(t, Tensor) else t) for t in (a, b))
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+class TwoLayers:
+    """A network with one hidden layer, client by client in plain torch: body and head are flat vectors, as in Split."""
+
+    def __init__(self, hidden: int, bias: bool = True, l2: float = 0.0):
+        """bias: of the head; the body has one."""
+        self.hidden, self.bias, self.l2 = hidden, bias, l2
+
+    def outputs(self, theta: Tensor, W: Tensor, x: Any, own: int | None = None) -> Tensor:
+        """[n, O] of the samples x [n, d]; own: the number of outputs that the client has, the first ones."""
+        x = torch.as_tensor(x, dtype=theta.dtype)
+        first = theta[: self.hidden * x.shape[1]].view(self.hidden, -1)
+        h = torch.relu(x @ first.T + theta[first.numel() :])
+        number = len(W) // (self.hidden + self.bias)
+        last = W[: number * self.hidden].view(number, self.hidden)
+        outputs = h @ last.T + (W[last.numel() :] if self.bias else 0.0)
+        return outputs[:, :own]
+
+    def loss(self, theta: Tensor, W: Tensor, x: Any, y: Any, own: int | None = None) -> Tensor:
+        """Mean cross entropy, plus the penalty."""
+        outputs, y = self.outputs(theta, W, x, own), torch.as_tensor(y)
+        entropy = (torch.logsumexp(outputs, 1) - outputs[torch.arange(len(y)), y]).mean()
+        return entropy + self.l2 / 2 * ((theta**2).sum() + (W**2).sum())
+
+    def gradients(self, theta: Tensor, W: Tensor, x: Any, y: Any, own: int | None = None) -> tuple[Tensor, Tensor]:
+        """By body and head, from automatic differentiation."""
+        leaves = [v.detach().clone().requires_grad_() for v in (theta, W)]
+        return torch.autograd.grad(self.loss(*leaves, x, y, own), leaves)
+
+
+def adam(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, t: int, lr: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Step t = 1, 2, ... of Algorithm 1 of Kingma, Ba 2015, with its default settings."""
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.999**t)
+    return theta - lr * m_hat / (torch.sqrt(v_hat) + 1e-8), m, v

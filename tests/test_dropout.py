@@ -9,7 +9,8 @@ from helpers import CPU, classes, make_engine, same_bits
 from torch import nn
 
 from hpcfl.algorithms.local import Local
-from hpcfl.task import Batch, Task
+from hpcfl.batch import Batch
+from hpcfl.task import Task
 
 P = 0.3
 WIDTH = 400

@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
+from hpcfl.batch import Batch
 from hpcfl.errors import InputError
 from hpcfl.models import Spec
 from hpcfl.models.cnn import CNN
 from hpcfl.models.dense import MLP, Linear, Logistic
-from hpcfl.task import Batch, Task
+from hpcfl.task import Task
 
 SMALL_CNN = CNN(channels=(2, 3), kernel=3, hidden=4)
 MODELS = {  # model, shape of a sample, classes

@@ -114,6 +114,10 @@ class APFL(LocalSGD):
             return a * Averages(self.weights, b, own).vhat + (1 - a) * b.shared["what"]
         return a * own["v"] + (1 - a) * b.shared["w"]  # (1)
 
+    def local_model(self, b: Block, own: Rows, sent: Rows) -> Tensor:
+        a = own["alpha"]
+        return a * own["v"] + (1 - a) * sent["w"]
+
     def global_model(self, state: State) -> Tensor:
         return state.shared["what" if self.average else "w"]
 

@@ -33,11 +33,12 @@ from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
 from hpcfl.algorithms.blup import BLUP
-from hpcfl.block import Block, Given, Step
+from hpcfl.block import Block, Step
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.group import Group
 from hpcfl.known_clusters import ClusterCoins, Factors
+from hpcfl.members import Given
 from hpcfl.options import Positive, PositiveShare
 from hpcfl.registry import register
 from hpcfl.round import Round
@@ -148,7 +149,7 @@ class Section4(Work):
         pull = b.each(s.gamma) * (b.each(self.k.alpha) * u + (1 - b.each(self.k.alpha)) * v)
         return {"grad_F": b.each(self.k.loss) * b.grad(w, b.batch(0)) + pull, "u_w": u, "v_w": v}, {}
 
-    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+    def predict(self, engine: Engine, cohort: int, rounds: int, accuracy: float) -> Iterator[Prediction]:
         s, k = self.setting, self.katyusha
         yield from of_setting(s, self.curvature)
         for name in ("eta", "rho", "theta1", "theta2", "beta", "gamma"):

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
-from hpcfl.block import Block, ClusterMeans
+from hpcfl.block import Block
 from hpcfl.engine import Engine
 from hpcfl.group import Group
 from hpcfl.known_clusters import ClusterPull, each
+from hpcfl.members import ClusterMeans
 from hpcfl.quadratics import need_quadratics, products, pseudo_inverse, quadratics
 from hpcfl.registry import register
 from hpcfl.round import Round

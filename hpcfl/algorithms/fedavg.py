@@ -58,5 +58,8 @@ class FedAvg(LocalSGD):
             return State({"w": w + self.server_lr * u, "u": u})
         return State({"w": new if self.server_lr == 1.0 else w + self.server_lr * (new - w)})
 
+    def local_model(self, b: Block, own: Rows, sent: Rows) -> Tensor:
+        return sent["w"]
+
     def global_model(self, state: State) -> Tensor:
         return state.shared["w"]

@@ -30,6 +30,7 @@ class Local(LocalSGD):
     """Each client trains its own model on its own data."""
 
     evaluated: ClassVar[tuple[str, ...]] = ("personal",)
+    own_heads: ClassVar[bool] = True
 
     def init(self, task: Task, group: Group) -> State:
         return State(local={"w": task.start().repeat(group.clients, 1)})
@@ -45,4 +46,7 @@ class Local(LocalSGD):
         return State(local=own)
 
     def personal(self, b: Block, own: Rows) -> Tensor:
+        return own["w"]
+
+    def local_model(self, b: Block, own: Rows, sent: Rows) -> Tensor:
         return own["w"]

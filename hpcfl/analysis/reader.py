@@ -124,6 +124,11 @@ class Run:
         return "estimation_error" in self.file[f"/per_client/{self.models[0]}"]
 
     @property
+    def protocol(self) -> str:
+        """Either "clients", or "participants": read("/rounds/participants_test_<metric>") has those of every round."""
+        return str(self.attributes.get("protocol", "clients"))
+
+    @property
     def clusters(self) -> int:
         return int(self.file["/clients"].attrs["clusters"])
 

@@ -17,7 +17,7 @@ from hpcfl import results_means as formulas
 from hpcfl.analysis.communication import communication
 from hpcfl.analysis.reader import Run, find
 from hpcfl.errors import InputError
-from hpcfl.results_schema import TOTALS
+from hpcfl.results_schema import RECENT, TOTALS
 
 SENT = tuple(name for name in TOTALS if name != "seconds")
 WORDS = {"accuracy": "accuracy", "squared_error": "sq. error"}
@@ -34,6 +34,7 @@ class Row:
     quality: list[str]  # in the metric
     loss: str
     error: str | None  # of estimation; None: the true parameters are not known
+    recent: str | None  # in the metric, of the participants in the last rounds; None: they were not tested
     cost: list[str]
 
 
@@ -41,9 +42,9 @@ def table(files: Iterable[Path], *, merged: bool = False) -> Table:
     """One row per run; files are results files, run folders, or folders with runs below them.
 
     merged: vectors and MB count consecutive averagings by coins once (analysis/communication.py). A stored mean that
-    does not follow from the values per client is complained about below the table, as are a file in a folder that
-    cannot be read, and a run whose averagings cannot be merged. Raises InputError for a file that was named and cannot
-    be read.
+    does not follow from the values per client or per round is complained about below the table, as are a file in a
+    folder that cannot be read, and a run whose averagings cannot be merged. Raises InputError for a file that was named
+    and cannot be read.
     """
     rows, metrics, choosers, warnings = list[Row](), set(), set(), list[str]()
     for path, named in find(files):
@@ -72,21 +73,23 @@ def table(files: Iterable[Path], *, merged: bool = False) -> Table:
     for header in ("run", "status"):
         shown.add_column(header, overflow="fold", max_width=32)
     errors = any(row.error is not None for row in rows)
+    tested = any(row.recent is not None for row in rows)
     how = "merged" if merged else "up, down"
     headers = ["clients", f"personal\n{word}", "worst\ndecile", f"global\n{word}", best, "loss"]
-    headers += ["estimation\nerror"] * errors
+    headers += [f"participants\nlast {RECENT} rounds"] * tested + ["estimation\nerror"] * errors
     for header in (*headers, f"vectors\n{how}", f"MB\n{how}", "seconds"):
         shown.add_column(header, justify="right", overflow="fold")
     for row in rows:
-        quality = row.quality
+        quality, recent = row.quality, row.recent or "-"
         if mixed and row.metric == "squared_error":
-            quality = [cell if cell == "-" else re.sub(r"^[^\n]+", r"(\g<0>)", cell) for cell in quality]
-        shown.add_row(*map(escape, [*row.about, *quality, row.loss, *[row.error or "-"] * errors, *row.cost]))
+            *quality, recent = [c if c == "-" else re.sub(r"^[^\n]+", r"(\g<0>)", c) for c in (*quality, recent)]
+        more = [recent] * tested + [row.error or "-"] * errors
+        shown.add_row(*map(escape, [*row.about, *quality, row.loss, *more, *row.cost]))
     return shown
 
 
 def mismatches(run: Run) -> Iterator[str]:
-    """What in the stored means does not follow from the values per client, one line per column."""
+    """What in the stored means does not follow from the values per client or per round, one line per column."""
     for model in run.models:
         for split in run.splits:
             samples = run.read(f"/clients/n_{split}")
@@ -100,15 +103,15 @@ def mismatches(run: Run) -> Iterator[str]:
             values, means = f"/per_client/{model}/estimation_error", f"/evaluations/{model}_estimation_error"
             yield from _check_course(run, values, means, formulas.client_mean)
     last = run.evaluations_done - 1
-    if last < 0 or run.file["/final/evaluation"][()] != last:
-        return
-    for model in run.models:
-        found = {f"test_{metric}_{name}": x for metric in run.metrics for name, x in _last(run, model, metric).items()}
-        found |= {f"estimation_error_{name}": x for name, x in _last_error(run, model).items() if run.truth}
-        for name, value in found.items():
-            stored = float(run.file[f"/final/{model}_{name}"][()])
-            if not _same(stored, value):
-                yield f"/final/{model}_{name} is {stored:.6g}, but the clients give {value:.6g}"
+    if last >= 0 and run.file["/final/evaluation"][()] == last:
+        for model in run.models:
+            for metric in run.metrics:
+                yield from _check_final(run, f"{model}_test_{metric}", _last(run, model, metric), "clients")
+            if run.truth:
+                yield from _check_final(run, f"{model}_estimation_error", _last_error(run, model), "clients")
+    if run.protocol == "participants" and run.file["/final/rounds"][()] == run.rounds_done:
+        for metric in run.metrics:
+            yield from _check_final(run, f"participants_test_{metric}", _recent(run, metric), "rounds")
 
 
 def _check_course(run: Run, values: str, means: str, mean: Callable[[np.ndarray], float]) -> Iterator[str]:
@@ -122,6 +125,14 @@ def _check_course(run: Run, values: str, means: str, mean: Callable[[np.ndarray]
             found, row = mean(block[wrong[0]]), first + wrong[0]
             yield f"{means}[{row}] is {stored[row]:.6g}, but the clients give {found:.6g}"
             return
+
+
+def _check_final(run: Run, what: str, found: Mapping[str, float], source: str) -> Iterator[str]:
+    """Every /final/<what>_<name> that is not the value found."""
+    for name, value in found.items():
+        stored = float(run.file[f"/final/{what}_{name}"][()])
+        if not _same(stored, value):
+            yield f"/final/{what}_{name} is {stored:.6g}, but the {source} give {value:.6g}"
 
 
 def _last(run: Run, model: str, metric: str) -> dict[str, float]:
@@ -144,6 +155,11 @@ def _last_error(run: Run, model: str) -> dict[str, float]:
     return {"mean": formulas.client_mean(values), "std": formulas.deviation(values)}
 
 
+def _recent(run: Run, metric: str) -> dict[str, float]:
+    """Mean and deviation over the last rounds of the participants' test; NaN before the first round."""
+    return formulas.recent(run.read(f"/rounds/participants_test_{metric}"))
+
+
 def _row(run: Run, sent: Mapping[str, int]) -> Row:
     main, planned = run.models[0], len(run.file["/rounds/round"])
     seed = "" if run.seed is None else f", seed {run.seed}"
@@ -158,6 +174,7 @@ def _row(run: Run, sent: Mapping[str, int]) -> Row:
         quality,
         loss=_number(_last(run, main, "loss")["mean"]),
         error=_spread(_last_error(run, main)) if run.truth else None,
+        recent=_spread(_recent(run, run.metric)) if run.protocol == "participants" else None,
         cost=[
             "\n".join(_short(sent[f"vectors_{way}"]) for way in ("up", "down")),
             "\n".join(f"{sent[f'bytes_{way}'] / 1e6:,.2f}" for way in ("up", "down")),

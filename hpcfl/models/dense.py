@@ -3,138 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from hpcfl.dense import Dense
 from hpcfl.errors import InputError
-from hpcfl.gradient import Factor
-from hpcfl.models import Penalised, Spec, need
+from hpcfl.models import Headed, Penalised, Spec, need
 from hpcfl.options import Counts
 from hpcfl.registry import register
-from hpcfl.task import Batch, Write
-from hpcfl.vectors import Layout
-
-SMALL = 8192  # elements of a matrix
-
-
-class Dense(nn.Module):
-    """Linear layers with ReLU between them, on flattened samples.
-
-    Brings its own arithmetic for C clients at once (``hpcfl.task.BatchedModel``): batched matrix products that read the
-    weights out of the flat vectors and write the gradient into one, without the copies that automatic differentiation
-    needs. Tests hold that it agrees with it.
-    """
-
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, bias: bool = True, *, reference: bool = False):
-        """reference: the first output is always 0 and has no parameters."""
-        super().__init__()
-        self.reference = reference
-        self.widths = [inputs, *hidden, outputs - reference]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(self.widths))
-        self.bias = bias
-        self.layout = Layout.of(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.flatten(1)
-        for layer in self.layers[:-1]:
-            h = torch.relu(layer(h))
-        return self._with_reference(self.layers[-1](h))
-
-    def batched_outputs(self, w: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """w [C, P], x [C, B, ...] -> outputs [C, B, O], and the input of every layer with the weight it meets."""
-        h = x if x.dim() == 3 else x.flatten(2)
-        saved = []
-        for k, (weight, bias) in enumerate(self._pairs(w)):
-            if k > 0:
-                h = h.relu_()
-            saved += [h, weight]
-            product = weight.transpose(1, 2)
-            h = torch.bmm(h, product) if bias is None else torch.baddbmm(bias.unsqueeze(1), h, product)
-        return self._with_reference(h), saved
-
-    def batched_gradient(self, w: Tensor, saved: list[Tensor], slope: Tensor) -> Tensor:
-        """Back-propagation: slope [C, B, O] of the loss by the outputs -> gradient [C, P]."""
-        slope = slope[..., 1:] if self.reference else slope
-        gradient = w.new_empty(w.shape)
-        targets = self._pairs(gradient)
-        for k in reversed(range(len(targets))):
-            h, weight = saved[2 * k : 2 * k + 2]
-            into_weight, into_bias = targets[k]
-            torch.bmm(slope.transpose(1, 2), h, out=into_weight)
-            if into_bias is not None:
-                torch.sum(slope, 1, out=into_bias)
-            if k > 0:
-                slope = torch.bmm(slope, weight).mul_(h > 0)
-        return gradient
-
-    def batched_loss(self, w: Tensor, batch: Batch) -> tuple[Tensor, Write] | None:
-        """A model of one vector as a whole on the CPU: it has so little to compute that the calls cost most.
-
-        Half the squared error, or -log sigmoid(z) for class 1 and -log sigmoid(-z) for the reference class.
-        """
-        if not self._is_vector(batch.x):
-            return None
-        (x, weight), flat, features = batch.arrays, w.numpy(), self.widths[0]
-        outputs = np.matmul(x, flat[:, :features, None])[..., 0]
-        if self.bias:
-            outputs += flat[:, features:]
-        if self.reference:
-            losses, slopes = _logistic(torch.from_numpy(outputs), batch.signs)
-            loss = np.einsum("cb,cb->c", losses.numpy(), weight)
-            slope = slopes.numpy()
-            slope *= weight
-        else:
-            outputs -= batch.y.numpy()
-            slope = outputs * weight
-            loss = np.einsum("cb,cb->c", slope, outputs)
-            loss *= 0.5
-
-        def write(factor: Factor, base: Tensor | None) -> Tensor:
-            scaled = slope * (factor.numpy() if isinstance(factor, Tensor) else factor)
-            gradient = np.empty_like(flat, order="C")
-            np.matmul(scaled[:, None], x, out=gradient[:, None, :features])
-            if self.bias:
-                np.sum(scaled, 1, keepdims=True, out=gradient[:, features:])
-            if base is not None:
-                np.subtract(base.numpy(), gradient, out=gradient)
-            return torch.from_numpy(gradient)
-
-        return torch.from_numpy(loss), write
-
-    def _is_vector(self, x: Tensor) -> bool:
-        """Whether the model is one vector, which meets small matrices on the CPU: [C, B, features].
-
-        NumPy's loop over C products of a matrix and a vector takes a half to a quarter of the time of torch.bmm. (For
-        large ones its library would use threads of its own, which give other last bits.)
-        """
-        return self.widths[1:] == [1] and x.is_cpu and x.dim() == 3 and x.shape[1] * x.shape[2] <= SMALL
-
-    def _with_reference(self, h: Tensor) -> Tensor:
-        """Outputs [..., O], with the 0 of the reference class in front."""
-        return nn.functional.pad(h, (1, 0)) if self.reference else h
-
-    def _pairs(self, flat: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """(weight [C, out, in], bias [C, out] or None) of every layer, as views of [C, P]."""
-        views = self.layout.views(flat)
-        if self.bias:
-            return list(zip(views[0::2], views[1::2], strict=True))
-        return [(weight, None) for weight in views]
-
-
-def _logistic(z: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-    """log(1 + exp(sign z)) and its derivative by z, which is written to; sign: -1 for class 1, 1 for the reference.
-
-    By exp and log1p: torch's own logsigmoid and sigmoid give other last bits at the end of an array than inside.
-    """
-    z.mul_(sign)
-    small = z.abs().neg_().exp_()
-    slope = torch.where(z > 0, 1.0, small).div_(1 + small).mul_(sign)
-    return small.log1p_().add_(z.clamp_(min=0)), slope
 
 
 def _zeroed(module: Dense) -> Dense:
@@ -177,11 +54,11 @@ class Linear(Penalised):
 
 @register("model", "mlp")
 @dataclass(frozen=True)
-class MLP(Penalised):
+class MLP(Headed):
     """Fully connected network with ReLU, torch's default initialisation; classification or regression."""
 
     hidden: Counts = (200,)
     bias: bool = True
 
     def build(self, spec: Spec) -> nn.Module:
-        return Dense(math.prod(spec.shape), self.hidden, spec.outputs, self.bias)
+        return Dense(math.prod(spec.shape), self.hidden, spec.outputs, self.bias, head=self.head)

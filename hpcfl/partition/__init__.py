@@ -8,6 +8,7 @@ of (partition, data, seed): ownership is drawn from ``Purpose.PARTITION``, the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -27,12 +28,15 @@ class Shares:
     """Who owns which sample, and for what.
 
     client: [n] int64 owner of each sample. split: [n] uint8 TRAIN, VALIDATION, TEST. cluster: [N] int64 cluster of each
-    client, 0..K-1 without gaps (zeros where there are no clusters).
+    client, 0..K-1 without gaps (zeros where there are no clusters). With local labels, label: [n] int64 class of each
+    sample, as its place among the sorted classes of its owner; classes: [N] int64 their number.
     """
 
     client: np.ndarray
     split: np.ndarray
     cluster: np.ndarray
+    label: np.ndarray | None = None
+    classes: np.ndarray | None = None
 
     @property
     def n_clients(self) -> int:
@@ -56,6 +60,8 @@ class Partition:
     those of cluster_file, else those that the data know, else one.
     cluster_file: CSV file, relative to the current folder, with the header client,cluster and a line per client.
     Clusters are numbers 0, 1, ... or names, which are numbered in alphabetical order.
+    labels: "global", the classes of the data; or "local", those of each client alone, numbered 0, 1, ... in the order
+    of the data's: a model has as many outputs as the client with the most classes needs.
     """
 
     test_share: OpenShare | None = None
@@ -63,6 +69,7 @@ class Partition:
     min_samples: Count = 1
     clusters: Count | Sizes | None = None
     cluster_file: str | None = None
+    labels: Literal["global", "local"] = "global"
 
     def __post_init__(self) -> None:
         if self.clusters is not None and self.cluster_file is not None:
@@ -121,7 +128,8 @@ def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
             f"[{len(part)}] integers in 0..{len(cluster) - 1}"
         )
     split = _split(partition, owner, part, partition.drawn_test_share(data), len(cluster), seed)
-    shares = Shares(owner.astype(np.int64, copy=False), split, cluster)
+    owner = owner.astype(np.int64, copy=False)
+    shares = Shares(owner, split, cluster, *(_local(data, owner) if partition.labels == "local" else ()))
     _check_clients(partition, shares, own is not None)
     return shares
 
@@ -163,6 +171,15 @@ def _split(
     split[pool[place < np.repeat(test + validation, sizes)]] = VALIDATION
     split[pool[place < np.repeat(test, sizes)]] = TEST
     return split
+
+
+def _local(data: Dataset, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every sample's class as its place among its owner's classes [n], and their number [N]."""
+    if data.classes is None:
+        raise InputError('partition.labels = "local": numbers classes, and a regression set has none; leave it out')
+    owned = np.zeros((int(owner.max()) + 1, data.classes), bool)
+    owned[owner, data.y] = True
+    return (owned.cumsum(1) - 1)[owner, data.y], owned.sum(1)
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Linear
 
+from hpcfl.dense import Dense
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError
-from hpcfl.models.dense import Dense
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _slope_bound(engine: Engine) -> float:
 def _design(engine: Engine, x: Tensor) -> Tensor:
     """[C, B, ...] -> [C, B, features], with a one for the bias."""
     x = x.flatten(2)
-    return x if not engine.task.module.bias else torch.cat([x, torch.ones_like(x[..., :1])], 2)
+    return x if cast(Linear, _layer(engine)).bias is None else torch.cat([x, torch.ones_like(x[..., :1])], 2)
 
 
 def _extreme_eigenvalues(x: Tensor) -> tuple[np.ndarray, np.ndarray]:

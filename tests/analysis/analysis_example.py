@@ -25,8 +25,9 @@ def finished(
 ) -> Path:
     """A run of two evaluations whose accuracies end at PER_CLIENT, estimation errors at ten times that.
 
-    Clients from the last cluster's number on are in the last cluster. extra, options: lines of the job's tables run and
-    algorithm. columns: other ones of /rounds. changes: fields of Schema. Returns its folder.
+    Clients from the last cluster's number on are in the last cluster. Where participants are tested, those of round r
+    have r / 16 in each metric. extra, options: lines of the job's tables run and algorithm. columns: other ones of
+    /rounds. changes: fields of Schema. Returns its folder.
     """
     regression = changes.get("metrics") == ("loss", "squared_error")
     base = {
@@ -48,24 +49,27 @@ def finished(
         "n_validation": n + 1,
     }
     clients |= {"class_counts": np.full((4, 2), 5)} if schema.classes else {}
+    clients |= {"n_classes": np.array([1, 2, 2, 1])} if schema.own_classes else {}
     folder = new_run_folder(out, job)
     config = f'[run]\nseed = {seed}\n{extra}\n[algorithm]\nname = "{algorithm}"\n{options}\n'
-    writer = ResultsWriter.create(
-        folder / "results.h5", schema, clients=clients, config=config, attributes={"job": job}
-    )
-    ten = np.ones(10)
-    rows = {"n_participants": 4 * ten, "seconds": 0.5 * ten, "train_loss": ten, "kind": 2 * ten}
-    rows |= {"vectors_up": 400 * ten, "vectors_down": 400 * ten, "bytes_up": 1e6 * ten, "bytes_down": 2e6 * ten}
-    rows |= {f"coins_{name}": np.zeros((10, number)) for name, number in schema.coins.items()}
+    attributes = {"job": job, "protocol": "participants" if schema.participants else "clients"}
+    attributes |= {"labels": "local" if schema.own_classes else "global"}
+    writer = ResultsWriter.create(folder / "results.h5", schema, clients=clients, config=config, attributes=attributes)
+    one, r = np.ones(schema.rounds), np.arange(schema.rounds)
+    rows = {"n_participants": 4 * one, "seconds": 0.5 * one, "train_loss": one, "kind": 2 * one}
+    rows |= {"vectors_up": 400 * one, "vectors_down": 400 * one, "bytes_up": 1e6 * one, "bytes_down": 2e6 * one}
+    rows |= {"forward_passes": 2 * one, "backward_passes": one}
+    rows |= {f"participants_test_{metric}": r / 16 for metric in schema.metrics if schema.participants}
+    rows |= {f"coins_{name}": np.zeros((schema.rounds, number)) for name, number in schema.coins.items()}
     writer.rounds(0, {**rows, **(columns or {})})
     for row, shift in enumerate((-0.2, 0.0)):
-        one = {name: np.full(4, 0.25) for name in schema.exposed}
+        found = {name: np.full(4, 0.25) for name in schema.exposed}
         for model in schema.models:
             for split in schema.splits:
                 values = PER_CLIENT + shift - (0.1 if model == "global" else 0)
-                one |= {f"{model}/{split}_{metric}": values for metric in schema.metrics}
-            one |= {f"{model}/estimation_error": 10 * values} if schema.truth else {}
-        writer.evaluation(row, 10 * row, 5.0 * row, one)
+                found |= {f"{model}/{split}_{metric}": values for metric in schema.metrics}
+            found |= {f"{model}/estimation_error": 10 * values} if schema.truth else {}
+        writer.evaluation(row, schema.rounds * row, 5.0 * row, found)
     writer.final()
     writer.status("done")
     writer.close()

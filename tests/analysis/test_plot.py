@@ -66,7 +66,12 @@ def test_names_say_what_differs(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"exposed": ("alpha",)}, {"models": ("global",)}, {"metrics": ("loss", "squared_error")}],
+    [
+        {"exposed": ("alpha",)},
+        {"models": ("global",)},
+        {"metrics": ("loss", "squared_error")},
+        {"participants": True, "own_classes": True},
+    ],
 )
 def test_the_analysis_script_runs_without_hpcfl(tmp_path, changes):
     pytest.importorskip("matplotlib")

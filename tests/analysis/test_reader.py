@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from analysis_example import PER_CLIENT, finished
 
+from hpcfl.analysis.plot import plot
 from hpcfl.analysis.reader import Run, find
 from hpcfl.analysis.table import table
 from hpcfl.errors import InputError
-from hpcfl.results import ResultsWriter, Schema
+from hpcfl.results import FORMAT_VERSION, ResultsWriter, Schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,14 +41,53 @@ def test_coins_that_say_who_averages(tmp_path, coins, expected):
         assert run.metrics == ("loss", "accuracy")
 
 
-def test_a_file_of_format_1_0_is_read(tmp_path):
+@pytest.mark.parametrize("minor", [0, 1])
+def test_a_file_of_an_older_format_is_read(tmp_path, minor):
     folder = finished(tmp_path, clusters=2)
     with h5py.File(folder / "results.h5", "r+") as file:
-        del file["clusters"]
-        file.attrs.modify("format_version", [1, 0])
+        old(file, minor)
     with Run(folder) as run:
-        assert (run.clusters, run.truth, run.averages_by_coins) == (2, False, False)
+        assert (run.clusters, run.truth, run.averages_by_coins, run.protocol) == (2, False, False, "clients")
+    assert table([folder]).caption is None
     assert table([folder], merged=True).caption is None
+
+
+def test_old_files_share_tables_and_figures_with_new_ones(tmp_path):
+    pytest.importorskip("matplotlib")
+    for minor in (0, 1, 2):
+        folder = finished(tmp_path, participants=minor == 2, own_classes=minor == 2)
+        with h5py.File(folder / "results.h5", "r+") as file:
+            old(file, minor)
+    shown = table([tmp_path])
+    assert (shown.row_count, shown.caption) == (3, None)
+    (tested,) = [column for column in shown.columns if str(column.header).startswith("participants")]
+    assert [str(cell).partition("\n")[0] for cell in tested.cells] == ["-", "-", "0.2812"]
+    plot([tmp_path], tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def old(file, minor):
+    """Take from a file what a minor version of the format 1 did not have."""
+    assert tuple(file.attrs["format_version"]) == FORMAT_VERSION == (1, 2)  # another one: say below what it adds
+    if minor < 2:
+        del file["rounds/forward_passes"], file["rounds/backward_passes"], file.attrs["protocol"], file.attrs["labels"]
+    if minor < 1:
+        del file["clusters"]
+    file.attrs.modify("format_version", [1, minor])
+
+
+def test_participants_and_own_classes(tmp_path):
+    with Run(finished(tmp_path, participants=True, own_classes=True)) as run:
+        assert (run.protocol, run.attributes["protocol"]) == ("participants", "participants")
+        assert run.attributes["labels"] == "local"
+        assert list(run.read("/rounds/participants_test_accuracy")) == [r / 16 for r in range(10)]
+        assert list(run.read("/rounds/forward_passes")) == [2] * 10
+        assert list(run.read("/clients/n_classes")) == [1, 2, 2, 1]
+        assert (run.models, run.metrics, run.exposed) == (("personal", "global"), ("loss", "accuracy"), ())
+    with Run(finished(tmp_path)) as run:
+        assert (run.protocol, run.attributes["labels"]) == ("clients", "global")
+        assert "participants_test_accuracy" not in run.file["/rounds"]
+        assert "n_classes" not in run.file["/clients"]
 
 
 def test_only_counted_rows_are_returned(tmp_path):
@@ -64,7 +104,8 @@ def test_only_counted_rows_are_returned(tmp_path):
         assert run.read("/rounds/global_coin").shape == (1,)
         assert run.read("/per_client/global/client").shape == (4,)
         assert (run.name, run.algorithm, run.seed, run.status, run.stale) == ("x", "-", None, "running", False)
-    names = ("kind", "n_participants", "seconds", "train_loss", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
+    names = ["kind", "n_participants", "seconds", "train_loss", "forward_passes", "backward_passes"]
+    names += [f"{what}_{way}" for what in ("vectors", "bytes") for way in ("up", "down")]
     writer.rounds(0, {name: np.ones(3) for name in names} | {"coins_global": np.ones((3, 1))})
     with Run(tmp_path / "x.h5") as run:
         assert list(run.read("/rounds/round")) == [0, 1, 2]

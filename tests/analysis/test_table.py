@@ -13,6 +13,7 @@ from hpcfl.analysis.table import table
 from hpcfl.cli import main
 from hpcfl.errors import InputError
 from hpcfl.results import ResultsWriter, Schema
+from hpcfl.results_schema import fields
 
 
 def shown(*files, width=140, merged=False):
@@ -62,6 +63,49 @@ def test_estimation_errors_have_a_column_where_a_run_has_them(tmp_path):
     errors = [[line[8] for line in cells(text, row)[:1]] + [cells(text, row)[1][-3]] for row in range(3)]
     assert errors[0][0] == "-"
     assert errors[1:] == [["6.0000", "±2.2361"], ["5.0000", "±2.2361"]]  # the global model's where there is no other
+
+
+def test_participants_have_a_column_where_a_run_tested_them(tmp_path):
+    finished(tmp_path)
+    assert "participants" not in shown(tmp_path)
+    finished(tmp_path, participants=True, rounds=12)
+    finished(tmp_path, participants=True, truth=True)
+    text = shown(tmp_path)
+    assert re.search(r"participants\s.*\n.*last 10 rounds\s", text)
+    first, second = zip(*(cells(text, row) for row in range(3)), strict=True)
+    # r / 16 in the last ten rounds, 2..11 and 0..9: means 6.5 / 16, 4.5 / 16, deviations sqrt(8.25) / 16 = 0.17952
+    assert [line[8] for line in first] == ["-", "0.4062", "0.2812"]
+    assert [line[5] for line in second] == ["4,000", "±0.1795", "±0.1795"]
+    assert [line[9] for line in first] == ["-", "-", "6.0000"]  # the estimation errors come after them
+    assert [line[10] for line in first] == ["4,000", "4,800", "4,000"]
+    for row in range(3):
+        assert cells(text, row)[0][3:8] == ["0.6000", "0.3000", "0.5000", "0.6000", "0.6000"]
+
+
+def test_participants_beside_a_regression(tmp_path):
+    finished(tmp_path, participants=True)
+    finished(tmp_path, participants=True, metrics=("loss", "squared_error"))
+    finished(tmp_path, metrics=("loss", "squared_error"))
+    text = shown(tmp_path)
+    assert [cells(text, row)[0][8] for row in range(3)] == ["0.2812", "(0.2812)", "-"]
+
+
+def test_participants_of_a_run_that_has_begun(tmp_path):
+    """Nothing before the first round; then those of fewer than ten rounds, and no complaint before the run's end."""
+    schema = Schema(
+        4, 10, 5, 1, 1, None, ("personal",), ("train", "test"), ("loss", "squared_error"), participants=True
+    )
+    n = np.arange(4)
+    clients = {"id": n, "cluster": 0 * n, "n_train": n, "n_test": n}
+    attributes = {"protocol": "participants"}
+    writer = ResultsWriter.create(tmp_path / "x.h5", schema, clients=clients, config="", attributes=attributes)
+    assert cells(shown(tmp_path / "x.h5"), 0)[0] == ["x", "running", "4", *["-"] * 6, "0", "0.00", "0.0"]
+    names = {field.name for field in fields(schema) if field.group == "/rounds"}
+    writer.rounds(0, dict.fromkeys(names, np.array([1, 2, 1])) | {"participants_test_squared_error": [1.0, 2.0, 6.0]})
+    first, second = cells(shown(tmp_path / "x.h5"), 0)
+    assert (first[8], second[2]) == ("3.0000", "±2.1602")  # sqrt((4 + 1 + 9) / 3)
+    assert table([tmp_path / "x.h5"]).caption is None
+    writer.close()
 
 
 COINS = {"clusters": 2, "coins": {"global": 1, "cluster": 2}}  # clusters {0} and {1, 2, 3}
@@ -119,10 +163,12 @@ def test_a_run_without_evaluations_is_shown(tmp_path):
         ("final/personal_estimation_error_mean", (), " is 0.123, but the clients give 6"),
         ("final/global_estimation_error_std", (), " is 0.123, but the clients give 2.23607"),
         ("final/global_test_loss_worst_decile", (), " is 0.123, but the clients give 0.8"),
+        ("final/participants_test_accuracy_mean", (), " is 0.123, but the rounds give 0.28125"),
+        ("final/participants_test_loss_std", (), " is 0.123, but the rounds give 0.179518"),
     ],
 )
 def test_a_mean_that_does_not_follow_from_the_clients_is_complained_about(tmp_path, field, place, message):
-    good, bad = finished(tmp_path, truth=True), finished(tmp_path, truth=True)
+    good, bad = (finished(tmp_path, truth=True, participants=True) for _ in range(2))
     with h5py.File(bad / "results.h5", "r+") as file:
         file[field][place] = 0.123
     assert table([good]).caption is None
@@ -131,6 +177,17 @@ def test_a_mean_that_does_not_follow_from_the_clients_is_complained_about(tmp_pa
     assert lines[0].startswith(f"warning: {bad / 'results.h5'}: /{field}")
     assert message in lines[0].replace("\\", "")
     assert "warning:" in shown(good, bad)
+
+
+def test_a_mean_of_rounds_is_checked_at_the_end_of_the_run_only(tmp_path):
+    folder = finished(tmp_path, participants=True)
+    with h5py.File(folder / "results.h5", "r+") as file:
+        file["final/participants_test_loss_mean"][()] = 0.123
+        file["final/evaluation"][()] = -1  # what the evaluations say is another matter
+    assert "but the rounds give" in table([folder]).caption
+    with h5py.File(folder / "results.h5", "r+") as file:
+        file["final/rounds"][()] = 9  # continued since
+    assert table([folder]).caption is None
 
 
 def test_bad_files_end_a_named_one_and_warn_in_a_folder(tmp_path):

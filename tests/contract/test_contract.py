@@ -10,11 +10,11 @@ import pytest
 import torch
 from helpers import classes, cloned, drawn, least_squares, on_ranks, personal, play, ready, same_bits
 
-from hpcfl.block import ClusterMeans
 from hpcfl.comm import Comm
 from hpcfl.config import resolve
 from hpcfl.errors import Diverged
 from hpcfl.evaluate import evaluate
+from hpcfl.members import ClusterMeans
 from hpcfl.models import Spec
 from hpcfl.models.dense import MLP, Linear
 from hpcfl.registry import build, registered
@@ -42,8 +42,13 @@ MORE = [  # options that take another way through an algorithm
     {"name": "async_l2gd_vr", "p_cluster": 0.0},
     {"name": "blup", "objective": "sum"},
     {"name": "fedavg", "server_momentum": 0.5, "weighting": "client"},
+    {"name": "fedbabu", "fine_tune": "all", "momentum": 0.0},
+    {"name": "fedrecon", "reset": True, "body_steps": 2, "server_optimizer": "sgd"},
+    {"name": "fedrep", "head_steps": 2, "body_steps": 2, "weighting": "client"},
     {"name": "least_squares", "pooled": True},
     {"name": "local", "local_epochs": 2},
+    {"name": "pflego", "batch_size": None, "server_optimizer": "sgd"},
+    {"name": "pflego", "variant": "released"},
     {"name": "single_cluster", "objective": "sum", "lr": 0.002},
 ]
 CASES = [{"name": name} for name in registered("algorithm")] + MORE
@@ -291,8 +296,10 @@ def test_a_run_that_diverges_names_round_and_client(case, dtype, tmp_path):
         "run": {"rounds": 1000, "dtype": dtype, "out": str(tmp_path)},
         "data": {"name": "file", "path": str(tmp_path / "data.npz")},
         "partition": {"name": "iid", "clients": 4},
-        "model": {"name": "linear"},
-        "algorithm": case | {"lr": 5.0} | ({"gamma": 1e-3} if "gamma" in known(case) else {}),  # a small pull
+        "model": {"name": "mlp", "hidden": [4]} if of(case).own_heads else {"name": "linear"},  # something to share
+        "algorithm": case
+        | {"lr": 1e200 if of(case).own_heads else 5.0}
+        | ({"gamma": 1e-3} if "gamma" in known(case) else {}),  # a small pull
     }
     with pytest.raises(Diverged, match=r"^round \d+, client [0-3]: "):
         run(resolve(tables, "job", "job.toml"), Comm(), opened=lambda *_: None, progress=lambda *_: None)

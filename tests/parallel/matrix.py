@@ -37,6 +37,9 @@ LEAST_SQUARES: dict[str, dict[str, Any]] = {  # for algorithms of linear regress
     "model": {"name": "linear", "bias": False},
     "run": {"dtype": "float64"},
 }
+OWN_LABELS: dict[str, Any] = {"name": "degrees", "clients": 11, "degree": "diverse", "labels": "local"}  # 2 to 5 each
+TESTED: dict[str, Any] = {"protocol": "participants"}
+SMALL_CNN: dict[str, Any] = {"name": "cnn", "channels": [3, 4], "hidden": [8, 6], "pool": 3}
 KNOWN_CLUSTERS: dict[str, Any] = {"rounds": 24, "eval_every": 10, "participation": 1.0}
 
 CASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -136,9 +139,45 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"name": "cnn", "channels": [3, 4], "hidden": 8},
         "run": {"backend": "vmap"},
     },
+    "fedavg-local-labels": {"algorithm": {"name": "fedavg"}, "partition": OWN_LABELS, "run": TESTED},
     "fedavg-mlp-vmap": {"algorithm": {"name": "fedavg"}, "run": {"backend": "vmap"}},
+    "fedbabu-local-labels": {
+        "algorithm": {"name": "fedbabu", "fine_tune": "all"},
+        "partition": OWN_LABELS,
+        "run": TESTED,
+    },
+    "fedper-local-labels": {"algorithm": {"name": "fedper", "batch_size": None}, "partition": OWN_LABELS, "run": TESTED},
+    "fedper-logistic": {"algorithm": {"name": "fedper"}, "model": {"name": "logistic"}},  # no body
+    "fedrecon-reset": {
+        "algorithm": {"name": "fedrecon", "reset": True, "body_steps": 2},
+        "partition": OWN_LABELS,
+        "run": TESTED,
+    },
+    "fedrep-cnn-vmap": {
+        "algorithm": {"name": "fedrep", "head_steps": 2, "body_steps": 2},
+        "partition": OWN_LABELS,
+        "model": SMALL_CNN,
+        "run": {"backend": "vmap"},
+    },
     "least_squares-pooled": {"algorithm": {"name": "least_squares", "pooled": True}},
     "local-logistic": {"algorithm": {"name": "local"}, "model": {"name": "logistic", "l2": 0.01}},
+    "pflego-full-batch": {
+        "algorithm": {"name": "pflego", "batch_size": None},
+        "partition": OWN_LABELS,
+        "model": {"name": "mlp", "hidden": [24, 12], "head_init": "uniform", "l2": 0.001},
+        "run": TESTED,
+    },
+    "pflego-cnn": {
+        "algorithm": {"name": "pflego", "batch_size": None, "server_optimizer": "sgd", "server_lr": 0.1},
+        "partition": OWN_LABELS,
+        "model": SMALL_CNN,
+        "run": TESTED,
+    },
+    "pflego-released": {
+        "algorithm": {"name": "pflego", "variant": "released", "local_steps": 1},
+        "model": {"name": "mlp", "hidden": [24], "head_bias": False},
+        "run": {"dtype": "float64"},
+    },
     "single_cluster-gamma": {
         "algorithm": {"name": "single_cluster", "gamma": [0.3 + 0.05 * i for i in range(11)]},
         "partition": {"clusters": [7, 1, 1, 2]},

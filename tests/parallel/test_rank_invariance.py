@@ -20,6 +20,7 @@ JOBS = sorted((ROOT / "jobs").rglob("*.toml"))
 SHORT = ["run.rounds=3", "run.eval_every=2"]
 BLOCKS = ["apfl", "async_l2gd-uneven-clusters", "fedavg-full-batch"]
 BLOCKS += ["fedavg-cnn-loop", "fedavg-cnn-vmap", "fedavg-mlp-vmap"]
+BLOCKS += ["fedper-local-labels", "fedrep-cnn-vmap", "pflego-cnn", "pflego-full-batch"]
 ON_FIVE = ["async_l2gd-4-clusters", "async_l2gd-sum-theory", "async_l2gd-two-clusters", "async_l2gd-uneven-clusters"]
 
 
@@ -52,17 +53,7 @@ def test_comparison_sees_a_difference(results):
     assert differences(results[1] / "apfl-001/results.h5", results[1] / "apfl-step-001/results.h5")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "apfl",
-        "async_l2gd-uneven-clusters",
-        "fedavg-full-batch",
-        "fedavg-cnn-loop",
-        "fedavg-cnn-vmap",
-        "fedavg-mlp-vmap",
-    ],
-)
+@pytest.mark.parametrize("case", BLOCKS)
 @pytest.mark.parametrize("block", [4, 5, 64])
 def test_block_sizes_give_the_same_bits(results, case, block, tmp_path):
     job = matrix.cases()[case]

@@ -19,9 +19,11 @@ EVERYTHING = {
     "exposed": ("alpha",),
     "coins": {"global": 1, "cluster": 2},
     "truth": True,
+    "participants": True,
+    "own_classes": True,
     "parameters": (("body.weight", (2, 3)), ("head.bias", (3,))),
 }
-SMALL = {  # regression, no coins, nothing exposed, no true parameters, one model, none saved
+SMALL = {  # regression, no coins, nothing exposed, no true parameters, no tests in rounds, one model, none saved
     "clients": 4,
     "rounds": 6,
     "evaluations": 3,
@@ -39,6 +41,8 @@ def clients(schema: Schema) -> dict[str, np.ndarray]:
     columns = {"id": n, "cluster": n % schema.clusters, "n_train": n + 1, "n_validation": n + 2, "n_test": n + 3}
     if schema.classes is not None:
         columns["class_counts"] = np.outer(n + 1, np.ones(schema.classes, int))
+    if schema.own_classes:
+        columns["n_classes"] = n % 3 + 1
     return columns
 
 
@@ -47,6 +51,9 @@ def rows(schema: dict, first: int, count: int, factor: int = 1) -> dict[str, np.
     r = factor * np.arange(first, first + count)
     columns = dict.fromkeys(("n_participants", "seconds", "train_loss", "vectors_up", "vectors_down"), r)
     columns |= {"kind": np.arange(first, first + count) % 3, "bytes_up": 4 * r, "bytes_down": 8 * r}
+    columns |= {"forward_passes": r + 0.5, "backward_passes": r + 0.25}
+    tested = schema["metrics"] if schema.get("participants") else ()
+    columns |= {f"participants_test_{metric}": (k + 1) * r / 8 for k, metric in enumerate(tested)}
     for name, number in schema.get("coins", {}).items():
         columns[f"coins_{name}"] = np.arange(first, first + count)[:, None] + np.arange(number) & 1
     return columns

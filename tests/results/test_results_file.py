@@ -98,6 +98,8 @@ def test_what_was_written_is_what_is_read(create, tmp_path):
         assert np.isnan(file["rounds/seconds"][5])
         assert file["rounds/kind"][5] == 255
         assert file["rounds/vectors_up"][5] == -1
+        assert np.isnan(file["rounds/forward_passes"][5])
+        assert np.isnan(file["rounds/participants_test_loss"][5])
         assert list(file["evaluations/round"]) == [0, 5, -1]
         assert list(file["evaluations/seconds"][:2]) == [0.0, 2.5]
         assert np.array_equal(file["per_client/alpha"][:2], [[0.1] * 4, [0.3] * 4])
@@ -106,6 +108,7 @@ def test_what_was_written_is_what_is_read(create, tmp_path):
         assert file["clients"].attrs["clusters"] == 2
         assert list(file["clients/client"]) == [0, 1, 2, 3]
         assert np.array_equal(file["clients/class_counts"][3], [4, 4, 4])
+        assert list(file["clients/n_classes"]) == [1, 2, 3, 1]
         assert list(file["clusters/cluster"]) == [0, 1]
         assert list(file["clusters/n_clients"]) == [2, 2]
         assert list(file["clusters/n_train"]) == [1 + 3, 2 + 4]
@@ -230,8 +233,12 @@ def test_the_documentation_lists_exactly_what_is_there(create, tmp_path, base):
     create(base).close()
     fields, attributes = documented(base)
     if base is SMALL:  # what the documentation calls conditional
-        for name in ("class", "class_counts"):
+        for name in ("class", "class_counts", "n_classes"):
             del fields[f"/clients/{name}"]
+        for metric in SMALL["metrics"]:
+            del fields[f"/rounds/participants_test_{metric}"]
+            for name in ("mean", "std"):
+                del fields[f"/final/participants_test_{metric}_{name}"]
         for name in ("personal", "global", "client", "parameter"):
             del fields[f"/final/models/{name}"]
         for name in ("evaluation", "client", "global/estimation_error"):

@@ -43,6 +43,8 @@ def check(run):
         assert np.array_equal(run.read(f"/rounds/{name}"), r), name
     assert np.array_equal(run.read("/rounds/kind"), r % 3)
     assert np.array_equal(run.read("/rounds/bytes_down"), 8 * r)
+    assert np.array_equal(run.read("/rounds/forward_passes"), r + 0.5)
+    assert np.array_equal(run.read("/rounds/participants_test_accuracy"), 2 * r / 8)
     assert np.array_equal(run.read("/rounds/coins_cluster"), (r[:, None] + [0, 1]) % 2)
     assert np.array_equal(run.read("/evaluations/round"), 3 * np.arange(e) + 3)
     for name in (

@@ -94,6 +94,35 @@ def test_final_summarises_the_last_evaluation_and_the_course(create, tmp_path):
     assert "personal_estimation_error_worst_decile" not in found
 
 
+@pytest.mark.parametrize(
+    ("done", "mean", "variance"),
+    [(12, 6.5, 8.25), (11, 5.5, 8.25), (4, 1.5, 1.25), (1, 0.0, 0.0)],  # of 2..11, 1..10, 0..3, 0
+)
+def test_final_summarises_the_participants_of_the_last_ten_rounds(create, tmp_path, done, mean, variance):
+    writer = create(EVERYTHING, rounds=15)
+    writer.rounds(0, rows(EVERYTHING, 0, done))  # round r: loss r / 8, accuracy 2 r / 8
+    found = final(writer, tmp_path)
+    for metric, factor in (("loss", 1 / 8), ("accuracy", 1 / 4)):
+        assert found[f"participants_test_{metric}_mean"] == factor * mean
+        assert found[f"participants_test_{metric}_std"] == pytest.approx(factor * math.sqrt(variance), rel=1e-14)
+
+
+def test_final_knows_no_participants_before_a_round_or_without_their_tests(create, tmp_path):
+    names = {f"participants_test_{metric}_{name}" for metric in ("loss", "accuracy") for name in ("mean", "std")}
+    found = final(create(EVERYTHING), tmp_path)
+    assert all(math.isnan(found[name]) for name in names)
+    (tmp_path / "results.h5").unlink()
+    assert not names & final(create(EVERYTHING, participants=False), tmp_path).keys()
+
+
+def test_a_round_whose_participants_have_no_test_samples_is_not_left_out(create, tmp_path):
+    writer = create(EVERYTHING)
+    writer.rounds(0, rows(EVERYTHING, 0, 3) | {"participants_test_loss": np.array([0.5, math.nan, 0.5])})
+    found = final(writer, tmp_path)
+    assert math.isnan(found["participants_test_loss_mean"])
+    assert found["participants_test_accuracy_mean"] == 0.25
+
+
 def test_final_counts_the_averagings_of_the_rounds_done(create, tmp_path):
     everyone = [0, 1, 1, 0, 0, 1]
     own = [[1, 0], [1, 1], [0, 0], [1, 0], [0, 0], [0, 1]]
@@ -189,6 +218,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(create, tmp_pat
         (lambda: writer.rounds(0, rows(EVERYTHING, 0, 7)), "0 of 6 are done"),
         (lambda: writer.rounds(0, good | {"extra": good["kind"]}), r"unknown \['extra'\]"),
         (lambda: writer.rounds(0, {k: v for k, v in good.items() if k != "seconds"}), r"missing \['seconds'\]"),
+        (lambda: writer.rounds(0, {k: v for k, v in good.items() if k != "forward_passes"}), r"\['forward_passes'\]"),
+        (
+            lambda: writer.rounds(0, {k: v for k, v in good.items() if k != "participants_test_loss"}),
+            r"missing \['participants_test_loss'\]",
+        ),
         (lambda: writer.rounds(0, good | {"coins_cluster": np.zeros((2, 3))}), "/rounds/coins_cluster: got"),
         (lambda: writer.rounds(0, good | {"vectors_up": np.array([0.5, 1])}), "/rounds/vectors_up: got float64"),
         (lambda: writer.evaluation(1, 0, 0.0, values(EVERYTHING)), "no gap"),

@@ -40,9 +40,7 @@ def theory(
     load_plugins(list(plugins))
     asked = load(job_file, changes)
     built = build(load(job_file, [*changes, 'run.dtype="float64"']), Comm())  # for solving
-    clients = built.engine.group.population
-    if asked.run.cohort(clients) < clients:
-        raise InputError("hpcfl theory: speaks of runs in which every client takes part; leave run.participation out")
+    cohort = asked.run.cohort(built.engine.group.population)
     algorithm, rounds, notes = built.algorithm, asked.run.rounds, ""
     assert isinstance(algorithm, Work)
     measured: dict[str, Value] = {}
@@ -54,7 +52,7 @@ def theory(
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=escape(notes) or None, caption_justify="left")
     for header in (f"{asked.algorithm_name}, {asked.name}", "predicted", *(["measured"] if file else [])):
         shown.add_column(header, justify="right" if shown.columns else "left")
-    for line in algorithm.predict(built.engine, rounds, accuracy):
+    for line in algorithm.predict(built.engine, cohort, rounds, accuracy):
         shorter = asked.run.dtype == "float32" and line.what.startswith("megabytes")
         cells = [text(line.value / 2 if shorter else line.value)]
         if file is not None:
@@ -83,6 +81,9 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
     for way in ("up", "down"):
         found[f"vectors_{way}"] = float(run.read(f"/rounds/vectors_{way}").sum())
         found[f"megabytes_{way}"] = float(run.read(f"/rounds/bytes_{way}").sum()) / 1e6
+    for way in ("forward", "backward"):
+        if run.rounds_done and f"{way}_passes" in run.file["/rounds"]:  # from format 1.2 on
+            found[f"{way}_passes"] = float(run.read(f"/rounds/{way}_passes").mean())
     if "coins_global" in run.file["/rounds"]:
         everyone = run.read("/rounds/coins_global") == 1
         found["global_rounds"] = float(everyone.sum())
@@ -97,6 +98,8 @@ def measurements(run: Run, minimiser: np.ndarray | None) -> tuple[dict[str, Valu
             notes.append(f"not merged: {error}")
     elif "global_rounds" in found:
         found["global_merged"] = float(first(everyone).sum())
+    if "coins_global" not in run.file["/rounds"]:
+        return found, ""
     if minimiser is None:
         notes.append("the minimiser, and with it the noise, is solved for in linear regressions only")
     elif run.status != "done":

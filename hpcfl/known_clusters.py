@@ -182,7 +182,8 @@ class RandomDescent(Work):
         """eta of this iteration."""
         return self.options.lr_schedule.at(self.eta, b.iteration(0), b.iteration(0))
 
-    def predict(self, engine: Engine, rounds: int, accuracy: float) -> Iterator[Prediction]:
+    def predict(self, engine: Engine, cohort: int, rounds: int, accuracy: float) -> Iterator[Prediction]:
+        need_everyone(engine, cohort)
         s, f, schedule = self.setting, self.options.curvature(engine), self.options.lr_schedule
         traffic = Traffic.of(s, hierarchical=self.hierarchical)
         yield from of_setting(s, f)
@@ -192,6 +193,12 @@ class RandomDescent(Work):
         if theta is not None and self.options.batch_size is None:
             constant = isinstance(schedule, Constant)
             yield from of_noise(engine, s, f, self.eta, self.k.loss_scale, theta, rounds, constant=constant)
+
+
+def need_everyone(engine: Engine, cohort: int) -> None:
+    """Raises InputError where some clients sit out: the theory of random steps is of all of them."""
+    if cohort < engine.group.population:
+        raise InputError("hpcfl theory: speaks of runs in which every client takes part; leave run.participation out")
 
 
 def check_optimal(*probabilities: float) -> None:

@@ -40,6 +40,30 @@ p_global = 0.2
 p_cluster = [0.1, 0.3, 0.0]
 """
 
+PFLEGO = """
+[run]
+rounds = 6
+participation = 0.2
+out = "OUT"
+[data]
+name = "synthetic"
+clients = 15
+dim = 4
+classes = 3
+samples = 10
+[partition]
+name = "natural"
+test_share = 0.2
+[model]
+name = "mlp"
+hidden = [5]
+[algorithm]
+name = "pflego"
+local_steps = 10
+head_lr = 0.25
+server_lr = 0.125
+"""
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
@@ -162,6 +186,63 @@ def test_a_run_of_another_job_is_refused(job, capsys):
     assert main(["theory", str(file), str(folder), "--set", "run.seed=4"]) == 2
     assert "run.seed is 3, the job's is 4" in " ".join(capsys.readouterr().err.split())
     assert main(["theory", str(file), str(folder), "--set", "run.rounds=9"]) == 0
+
+
+@pytest.fixture(scope="module")
+def pflego(tmp_path_factory):
+    """A job file of PFLEGO, a fifth of whose clients take part, and the results of its run."""
+    folder = tmp_path_factory.mktemp("pflego")
+    file = folder / "small.toml"
+    file.write_text(PFLEGO.replace("OUT", str(folder)))
+    assert main(["run", str(file)]) == 0
+    return file, folder / "small-001"
+
+
+def test_pflego(pflego, capsys):
+    file, folder = pflego
+    found = lines(capsys, file, folder)
+    L = number(found["L, an estimate at the start and no bound"][0])
+    assert L > 0
+    assert number(found["samples that L is from, of 120"][0]) == 120
+    assert number(found["samples that L_W is from, of 120"][0]) == 120
+    assert number(found["step-size limit of the heads, beta < 2/L"][0]) == pytest.approx(2 / L, rel=1e-4)
+    server = number(found["step-size limit of the server, rho < (2/L)(r/I)"][0])
+    assert server == pytest.approx(2 / L * 3 / 15, rel=1e-4)
+    assert number(found["step size of this job's heads, beta"][0]) == 0.25
+    assert number(found["step size of this job's server, rho"][0]) == 0.125
+    L_W = number(found["L_W, curvature of the heads' losses at the start"][0])
+    safe = number(found["head steps never increase the loss for beta < 2/L_W"][0])
+    assert safe == pytest.approx(2 / L_W, rel=1e-4)
+    assert number(found["cost of FedPer by PFLEGO's, a backward pass as two"][0]) == 7.5
+    for way, passes in (("forward", 2), ("backward", 1)):
+        row = found[f"{way} passes of the body, per client and round"]
+        assert list(map(number, row)) == [passes, passes]
+    body = 5 * 4 + 5
+    for way in ("up", "down"):
+        assert list(map(number, found[f"vectors {way} in 6 rounds"])) == [18, 18]
+        sent = pytest.approx([18 * body * 4 / 1e6] * 2, rel=1e-4)
+        assert list(map(number, found[f"megabytes {way} in 6 rounds"])) == sent
+    assert "that limit of rho is SGD's: this server takes Adam" in found
+
+
+def test_pflego_s_notes(pflego, capsys):
+    file, folder = pflego
+    assert main(["theory", str(file), str(folder)]) == 0
+    assert "minimiser" not in capsys.readouterr().out
+    found = lines(capsys, file, "--set", "algorithm.batch_size=4", "--set", 'algorithm.server_optimizer="sgd"')
+    assert not any(name.startswith(("head steps never", "that limit")) for name in found)
+    assert number(found["forward passes of the body, per client and round"][0]) == 10
+    released = lines(capsys, file, "--set", 'algorithm.variant="released"')
+    assert 'that limit of rho is of variant = "paper"' in released
+
+
+def test_pflego_without_a_body_or_with_wild_data(pflego, capsys):
+    file, _ = pflego
+    found = lines(capsys, file, "--set", 'model={name="logistic"}')
+    assert number(found["megabytes up in 6 rounds"][0]) == 0
+    assert number(found["L_W, curvature of the heads' losses at the start"][0]) > 0
+    assert main(["theory", str(file), "--set", "model.l2=1e308"]) == 2
+    assert "not finite" in capsys.readouterr().err
 
 
 def test_under_a_launcher(job, hpcfl):

@@ -96,7 +96,7 @@ class Dense(nn.Module):
 
         Half the squared error, or -log sigmoid(z) for class 1 and -log sigmoid(-z) for the reference class.
         """
-        if not self._is_vector(batch.x):
+        if batch.mask is not None or not self._is_vector(batch.x):
             return None
         (x, weight), flat, features = batch.arrays, w.numpy(), self.widths[0]
         biased = self.layers[-1].bias is not None

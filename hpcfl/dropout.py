@@ -27,7 +27,7 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
+        if not self.training:
             return x
         counter = torch.arange(x.numel(), device=x.device).view(x.shape)
         bits = mix(counter ^ mix(self.key + self.place)) & 0xFFFFFF
@@ -35,11 +35,15 @@ class KeyedDropout(nn.Module):
 
 
 def replace_dropout(module: nn.Module) -> list[str]:
-    """Puts KeyedDropout in the place of every Dropout of the module, in place; returns the names of the keys."""
+    """Puts KeyedDropout in the place of every Dropout of the module, in place; returns the names of the keys.
+
+    One that never drops has no key, so that a model without randomness has none.
+    """
     keys: list[str] = []
     for name, child in list(module.named_modules()):
         if type(child) is nn.Dropout and child.p < 1.0:
             parent, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(parent), attribute, KeyedDropout(child.p, len(keys)))
-            keys.append(f"{name}.key")
+            keyed = KeyedDropout(child.p, len(keys)) if child.p > 0.0 else nn.Identity()
+            setattr(module.get_submodule(parent), attribute, keyed)
+            keys += [f"{name}.key"] if child.p > 0.0 else []
     return keys

@@ -14,11 +14,13 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hpcfl.batch import Batch
 from hpcfl.dense import Dense
 from hpcfl.errors import InputError
 from hpcfl.gradient import Factor, Gradient, Write, penalised, penalty
+from hpcfl.head import Head
 from hpcfl.losses import loss_and_slope
 from hpcfl.network import Network, choose_backend
 from hpcfl.rng import Purpose, stream
@@ -38,20 +40,22 @@ class Split:
     def __init__(self, network: Network, shape: tuple[int, ...], classes: int | None, l2: float):
         """network: the whole model; shape: of one sample. Raises InputError where it cannot be split."""
         name, self.classes, self.l2 = head_of(network.module), classes, l2
-        self.layer = None if name is None else cast(nn.Linear, network.module.get_submodule(name))
+        layer = None if name is None else cast(nn.Linear, network.module.get_submodule(name))
         body = _body(network.module, name)
-        _check(network.module, body, self.layer, shape)
+        _check(network.module, body, layer, shape)
         layout = network.layout
         keys = [key for key in network.dropout_keys if name is None or not key.startswith(f"{name}.")]
         device = next(network.module.parameters()).device
         brings_own = network.backend == "model" and isinstance(body, Dense)
         backend = network.backend if network.backend != "model" or brings_own else choose_backend(body, "auto", device)
         self.body = Network(body, layout.body, backend, keys)
-        self.head = None
-        if self.layer is not None:
-            head = Dense(self.layer.in_features, (), self.layer.out_features, self.layer.bias is not None)
-            self.head = Network(head.to(self.layer.weight), head.layout, "model", [])
+        self.head = None if layer is None else Head(layer, classes)
         self.body_size, self.head_size = layout.body.size, layout.size - layout.body.size
+
+    @property
+    def layer(self) -> nn.Linear | None:
+        """The head's layer; None where the model has no head."""
+        return None if self.head is None else self.head.layer
 
     def parts(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """[..., P] -> theta [..., P_body], W [..., P_head]; views."""
@@ -68,10 +72,9 @@ class Split:
         return Features(phi, batch.y, batch.weight, batch.real, None, batch.mask, self._penalty(theta))
 
     def head_gradient(self, W: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-        """Loss [C], and the gradient by W [C, P_head] on features: ``[phi, 1]^T (softmax - Y)`` weighted by sample."""
-        outputs, pull = self._outputs(W, features)
-        loss, slope = loss_and_slope(outputs, features, self.classes)
-        return loss + features.penalty + self._penalty(W), self._gradient(pull(slope), W)
+        """Loss [C], and the gradient by W [C, P_head] with the features as they are."""
+        loss, slope = self._loss_and_slope(W, features)
+        return loss + features.penalty + self._penalty(W), self._by_head(W, features.x, slope)
 
     def gradients(self, theta: Tensor, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Loss [C], and its gradients by theta [C, P_body] and W [C, P_head] at one point.
@@ -79,45 +82,32 @@ class Split:
         What is not used of them is never computed.
         """
         self.body.module.train()
-        phi, pull_body = self.body.forward(theta, batch)
-        outputs, pull_head = self._outputs(W, replace(batch, x=phi))
-        loss, slope = loss_and_slope(outputs, batch, self.classes)
-        by_theta = _later(lambda: pull_body(self._slope_by_features(W, slope)))
+        phi, pull = self.body.forward(theta, batch)
+        loss, slope = self._loss_and_slope(W, replace(batch, x=phi))
+        by_theta = _later(lambda: pull(slope if self.head is None else self.head.slope_by_features(W, slope)))
         loss = loss + self._penalty(theta) + self._penalty(W)
-        return loss, self._gradient(by_theta, theta), self._gradient(pull_head(slope), W)
+        return loss, self._gradient(by_theta, theta), self._by_head(W, phi, slope)
 
     def orthogonal(self, W: Tensor) -> Tensor:
-        """[P_head] -> the nearest head [P_head] whose rows (outputs by features, and the bias) are orthonormal: U V^T.
-
-        From the singular value decomposition U S V^T.
-        """
-        if self.head is None:
-            return W
-        weight, *bias = self.head.layout.views(W)
-        u, _, v = torch.linalg.svd(torch.cat([weight, *(b[:, None] for b in bias)], 1), full_matrices=False)
-        product = u @ v
-        return torch.cat([product[:, : weight.shape[1]].reshape(-1), product[:, weight.shape[1] :].reshape(-1)])
+        """[P_head] -> the nearest head [P_head] with orthonormal rows."""
+        return W if self.head is None else self.head.orthogonal(W)
 
     def drawn_heads(self, seed: int, clients: np.ndarray, round: int) -> Tensor:
-        """[C, P_head] a new head of every client for this round: uniform, as torch's linear layers start.
-
-        Between +-1/sqrt(M), or between the layer's ``bounds`` where it has such an attribute.
-        """
-        if self.layer is None:
+        """[C, P_head] a new head of every client for this round: uniform between the head's bounds."""
+        if self.head is None:
             return torch.zeros(len(clients), 0)
-        reach = self.layer.in_features**-0.5
-        low, high = getattr(self.layer, "bounds", (-reach, reach))
+        low, high = self.head.bounds()
         draws = [stream(seed, Purpose.HEAD, client=k, round=round).random(self.head_size) for k in clients.tolist()]
         return torch.from_numpy(low + (high - low) * np.stack(draws))
 
-    def _outputs(self, W: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Write]]:
+    def _loss_and_slope(self, W: Tensor, features: Batch) -> tuple[Tensor, Tensor]:
+        """Loss [C], and its slope by the head's outputs (by the features where there is no head)."""
         if self.head is None:
-            return batch.x, lambda slope: _nothing(W)
-        return self.head.forward(W, batch)
+            return loss_and_slope(features.x, features, self.classes)
+        return self.head.loss_and_slope(W, features)
 
-    def _slope_by_features(self, W: Tensor, slope: Tensor) -> Tensor:
-        """The chain rule through the head: slope [C, B, O] -> [C, B, M]."""
-        return slope if self.head is None else torch.bmm(slope, self.head.layout.views(W)[0])
+    def _by_head(self, W: Tensor, phi: Tensor, slope: Tensor) -> Tensor:
+        return self._gradient(_nothing(W) if self.head is None else self.head.gradient(W, phi, slope), W)
 
     def _penalty(self, w: Tensor) -> Tensor | float:
         return penalty(w, self.l2) if self.l2 else 0.0
@@ -128,10 +118,10 @@ class Split:
 
 def _body(module: nn.Module, head: str | None) -> nn.Module:
     """The module without its head, with parameters of its own."""
-    if isinstance(module, Dense):
-        return module.body()
     if head is None:
         return module
+    if isinstance(module, Dense):
+        return module.body()
     if head == "":
         return nn.Flatten()
     body = deepcopy(module)
@@ -141,18 +131,24 @@ def _body(module: nn.Module, head: str | None) -> nn.Module:
 
 
 def _check(module: nn.Module, body: nn.Module, head: nn.Linear | None, shape: tuple[int, ...]) -> None:
-    """Raises InputError where the module is not the head after the body."""
+    """Raises InputError where the module is not the head after the body, for some parameters that are all different."""
     if head is None:
         return
     example = torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape).to(head.weight)
-    module.eval()
-    copied = {k: v for k, v in module.state_dict().items() if k in body.state_dict()}
-    body.load_state_dict(copied, strict=False)
-    body.eval()
-    with torch.no_grad():
-        features, outputs = body(example), module(example)
-    fits = features.shape == (2, head.in_features)
-    if not fits or not torch.allclose(head(features).view(2, -1), outputs.view(2, -1), rtol=1e-4, atol=1e-5):
+    values = {name: torch.linspace(-1, 1, p.numel()).view(p.shape).to(p) for name, p in module.named_parameters()}
+    last = [value for name, value in values.items() if module.get_parameter(name) in set(head.parameters())]
+    mine = {name: values[name] for name, _ in body.named_parameters() if name in values}
+    module.eval(), body.eval()
+    try:
+        with torch.no_grad():
+            features = functional_call(body, mine, (example,))
+            outputs = functional_call(module, values, (example,))
+            found = nn.functional.linear(features, *last).view(outputs.shape)
+        fits = features.shape == (2, head.in_features) and all(p.requires_grad for p in head.parameters())
+        fits = fits and torch.allclose(found, outputs, rtol=1e-4, atol=1e-5)
+    except (RuntimeError, AttributeError, TypeError):  # what the module does with its head is not what a layer does
+        fits = False
+    if not fits:
         raise InputError(
             f"model {type(module).__name__}: cannot be split into a body and a head, since its last step is not its "
             "last linear layer; call that layer `head` and apply it last, to one vector per sample"

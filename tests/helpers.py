@@ -16,9 +16,11 @@ from hpcfl.algorithm import RoundDecision, State
 from hpcfl.build import Population, make_group
 from hpcfl.comm import Comm
 from hpcfl.coordinator import flip_coins
+from hpcfl.dense import Dense
 from hpcfl.engine import Engine
 from hpcfl.evaluate import personal_models
 from hpcfl.group import pack
+from hpcfl.head import Head
 from hpcfl.models import Spec
 from hpcfl.models.dense import Linear
 from hpcfl.placement import place
@@ -306,3 +308,25 @@ def adam(theta: Tensor, m: Tensor, v: Tensor, g: Tensor, t: int, lr: float) -> t
     m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
     m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.999**t)
     return theta - lr * m_hat / (torch.sqrt(v_hat) + 1e-8), m, v
+
+
+def written_gradients(monkeypatch: Any) -> list[str]:
+    """A list that grows by "body" or "head" whenever such a gradient of a fully connected network is computed."""
+    calls, of_body, of_head = [], Dense.batched_gradient, Head.gradient
+
+    def body(self, w, saved, slope):
+        calls.append("body" if self.is_body else "whole")
+        return of_body(self, w, saved, slope)
+
+    def head(self, W, phi, slope):
+        write = of_head(self, W, phi, slope)
+
+        def written(factor, base):
+            calls.append("head")
+            return write(factor, base)
+
+        return written
+
+    monkeypatch.setattr(Dense, "batched_gradient", body)
+    monkeypatch.setattr(Head, "gradient", head)
+    return calls

@@ -20,7 +20,7 @@ PACKAGE = Path(hpcfl.__file__).parent
 LAYERS = [  # a module imports only from its own layer or an earlier one
     "errors rng options registry vectors splits",
     "comm reduce",
-    "placement topology group task split network dense losses batch device dropout gradient",
+    "placement topology group task split head network dense losses batch device dropout gradient",
     "algorithm schedules server members block rows engine round averages models data partition",
     "algorithms theory known_clusters personal_heads quadratics",
     "coordinator evaluate results results_file results_schema results_means record",

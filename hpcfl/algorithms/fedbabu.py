@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from hpcfl.algorithm import LocalSGD, Rows, State, Weighting
@@ -47,10 +48,11 @@ class FedBABU(PersonalHeads, LocalSGD):
         return State({"theta": theta.clone()}, {"W": task.split.orthogonal(W).repeat(group.clients, 1)})
 
     def client(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
-        theta, u = b.stack(b.shared["theta"]), None
+        theta = b.stack(b.shared["theta"])
+        u = torch.zeros_like(theta)
         for t in b.steps:
             g, _ = b.grads(theta, own["W"], b.batch(t))
-            u = self.momentum * u + g if self.momentum and u is not None else g
+            u = self.momentum * u + g
             theta = theta - b.lr(t) * u
         return {}, {"theta": theta}
 

@@ -71,7 +71,8 @@ class FedRecon(PersonalHeads, ServerStep):
         W, d = self.reconstructed(b, own, theta, b.steps[: self.local_steps]), torch.zeros_like(theta)
         for t in b.steps[self.local_steps :]:
             g, _ = b.grads(theta, W, b.batch(t))
-            d, theta = d + self.body_lr * g, theta - self.body_lr * g
+            step = self.body_lr * g
+            d, theta = d + step, theta - step
         return {"W": W}, {"d": d}
 
     def round(self, state: State, r: Round) -> State:

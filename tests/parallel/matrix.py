@@ -146,7 +146,11 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "partition": OWN_LABELS,
         "run": TESTED,
     },
-    "fedper-local-labels": {"algorithm": {"name": "fedper", "batch_size": None}, "partition": OWN_LABELS, "run": TESTED},
+    "fedper-local-labels": {
+        "algorithm": {"name": "fedper", "batch_size": None},
+        "partition": OWN_LABELS,
+        "run": TESTED,
+    },
     "fedper-logistic": {"algorithm": {"name": "fedper"}, "model": {"name": "logistic"}},  # no body
     "fedrecon-reset": {
         "algorithm": {"name": "fedrecon", "reset": True, "body_steps": 2},

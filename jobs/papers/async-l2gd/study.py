@@ -11,37 +11,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all studies share
 
 import tables_chem97
 import tables_donors
 import tables_simulated
+from command import Parser, count, counts, start, write
 from runs import Runs
 
-from hpcfl.comm import Comm, launched_rank, world
-from hpcfl.errors import HpcflError, InputError
+from hpcfl.comm import Comm
 
 EXPERIMENTS = ("simulated", "donors", "chem97")
 SEEDS = {"simulated": 5, "donors": 1, "chem97": 5}
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see: study.py --help)")
-
-
-def count(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number >= 1')
-    return int(text)
-
-
-def counts(text: str) -> list[int]:
-    return [count(part) for part in text.split(",")]
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
@@ -69,7 +54,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 def study(options: argparse.Namespace, comm: Comm) -> None:
     """Collective over the world."""
-    runs = Runs(comm, options.out, options.rounds)
+    runs = Runs(comm, Path(__file__).resolve().parent, options.out, options.rounds)
     for name in EXPERIMENTS if options.experiment == "all" else [options.experiment]:
         seeds = options.seeds or SEEDS[name]
         if name == "simulated":
@@ -88,33 +73,5 @@ def study(options: argparse.Namespace, comm: Comm) -> None:
     runs.say(f"{runs.made} runs made, {runs.found} found")
 
 
-def write(file: Path, text: str) -> None:
-    print(text, flush=True)
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
-
-
-def main(given: Sequence[str]) -> int:
-    """The exit code, as that of ``hpcfl run``."""
-    comm = Comm()
-    try:
-        options = arguments(given)
-        comm = world()
-        study(options, comm)
-        return 0
-    except HpcflError as error:
-        if launched_rank() == 0 or not error.everywhere:
-            print(f"study.py: {error}", file=sys.stderr, flush=True)
-        if not error.everywhere:
-            comm.abort(error.exit_code)
-        return error.exit_code
-    except Exception:
-        traceback.print_exc()
-        comm.abort(1)
-        return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(start(sys.argv[1:], arguments, study))

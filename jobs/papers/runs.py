@@ -13,21 +13,20 @@ import numpy as np
 
 from hpcfl.analysis.reader import Run
 from hpcfl.comm import Comm
-from hpcfl.config import load
+from hpcfl.config import Job, load, resolve
 from hpcfl.errors import InputError
 from hpcfl.run import run
-
-JOBS = Path(__file__).resolve().parent
 
 
 @dataclass
 class Runs:
-    """The runs of a study below the folder ``out``.
+    """The runs of a study, of job files of the folder ``jobs``, with their results below the folder ``out``.
 
     rounds: at most so many in a run; None: as many as its job file says.
     """
 
     comm: Comm
+    jobs: Path
     out: Path
     rounds: int | None = None
     made: int = 0
@@ -41,16 +40,12 @@ class Runs:
     def run(self, job_file: str, folder: str, *changes: str) -> Path:
         """Collective over the world: the run folder of a job file with changes "part.key=value".
 
-        job_file: relative to this file's folder. folder: below ``out``, for the results. Raises InputError.
+        job_file: relative to ``jobs``. folder: below ``out``, for the results. Raises InputError.
         """
-        changes = (*changes, f"run.out={json.dumps(str(self.out / folder))}")
-        job = load(JOBS / job_file, changes)
-        if self.rounds is not None and job.run.rounds > self.rounds:
-            job = load(JOBS / job_file, (*changes, f"run.rounds={self.rounds}"))
-        known = self.comm.bcast(self._known.get(experiment(job.text), ""))
-        if known:
-            self.found += 1
-            return Path(known)
+        job, _ = self.job(job_file, folder, *changes)
+        there = self._find(job)
+        if there is not None:
+            return there
         start = time.perf_counter()
         opened: list[Path] = []
         run(job, self.comm, opened=lambda path, *_: opened.append(path), progress=lambda *_: None)
@@ -59,25 +54,46 @@ class Runs:
         self.say(f"{opened[0]}: {time.perf_counter() - start:.1f} s")
         return opened[0]
 
+    def find(self, job_file: str, folder: str, *changes: str) -> Path | None:
+        """Collective over the world: as ``run``, but None where the results are not there."""
+        return self._find(self.job(job_file, folder, *changes)[0])
+
+    def job(self, job_file: str, folder: str, *changes: str) -> tuple[Job, tuple[str, ...]]:
+        """The job that ``run`` would run, and all changes that make it of the job file."""
+        changes = (*changes, f"run.out={json.dumps(str(self.out / folder))}")
+        job = load(self.jobs / job_file, changes)
+        if self.rounds is not None and job.run.rounds > self.rounds:
+            changes = (*changes, f"run.rounds={self.rounds}")
+            job = load(self.jobs / job_file, changes)
+        return job, changes
+
     def say(self, line: str) -> None:
         """On rank 0, apart from the tables on standard output."""
         if self.comm.rank == 0:
             print(line, file=sys.stderr, flush=True)
+
+    def _find(self, job: Job) -> Path | None:
+        known = self.comm.bcast(self._known.get(experiment(job.text), ""))
+        self.found += bool(known)
+        return Path(known) if known else None
 
     def _look_around(self) -> None:
         for file in sorted(self.out.rglob("results.h5")):
             try:
                 with Run(file) as result:
                     if result.status == "done":
-                        self._known[experiment(result.text("/config/toml"))] = str(file.parent)
+                        # options that are newer than the results have their defaults
+                        job = resolve(tomllib.loads(result.text("/config/toml")), file.parent.name, str(file))
+                        self._known[experiment(job.text)] = str(file.parent)
             except InputError as error:
-                self.say(f"{error}; its run will be made again")
+                self.say(f"{str(error).splitlines()[0]}; its run will be made again")
 
 
 def experiment(config: str) -> str:
-    """What a configuration says of an experiment: all but where its results lie."""
+    """What a configuration says of an experiment: all but where its data and its results lie."""
     tables = tomllib.loads(config)
     del tables["run"]["out"]
+    tables["data"].pop("root", None)
     return json.dumps(tables, sort_keys=True)
 
 

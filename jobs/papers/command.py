@@ -1,0 +1,61 @@
+"""What the studies' commands share: options, where a table is written, and how mistakes end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hpcfl.comm import Comm, launched_rank, world
+from hpcfl.errors import HpcflError, InputError
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see: study.py --help)")
+
+
+def count(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number >= 1')
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    return [count(part) for part in text.split(",")]
+
+
+def write(file: Path, text: str) -> None:
+    print(text, flush=True)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
+
+
+def start(
+    given: Sequence[str],
+    arguments: Callable[[Sequence[str]], argparse.Namespace],
+    study: Callable[[argparse.Namespace, Comm], None],
+) -> int:
+    """Runs ``study(arguments(given), world)``, collective over the world. The exit code, as that of ``hpcfl run``."""
+    comm = Comm()
+    try:
+        options = arguments(given)
+        comm = world()
+        study(options, comm)
+        return 0
+    except HpcflError as error:
+        if launched_rank() == 0 or not error.everywhere:
+            print(f"study.py: {error}", file=sys.stderr, flush=True)
+        if not error.everywhere:
+            comm.abort(error.exit_code)
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        comm.abort(1)
+        return 1

@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfl.comm import Comm, launched_tasks, world
+from hpcfl.data import omniglot, vision
 from hpcfl.probe import OK, PROBLEM, WARNING, Line, hdf5, mpi
 
 COLOURS = {OK: "green", WARNING: "yellow", PROBLEM: "red"}
 PACKAGES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic", "typer", "rich", "scikit-learn")
 SEGMENT = 16 << 20  # bytes of shared memory that a rank of Open MPI takes
-DATA = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
+SOURCES = (vision.MNIST, vision.FASHION, vision.EMNIST, vision.CIFAR10, omniglot.SOURCE)
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,12 @@ def devices() -> Iterable[Line]:
 
 def data_sets() -> Iterable[Line]:
     """The data sets that are files in data/; all others are made when needed or come with a package."""
-    for name, folder in DATA.items():
-        if any(Path("data", folder).glob("train-images*")):
-            yield OK, name, f"in {Path('data', folder)}"
+    root = Path("data")
+    for source in SOURCES:
+        if source.missing(root):
+            yield WARNING, source.name, f"not in {root / source.folder}; {source.fetch_into(root)}"
         else:
-            yield WARNING, name, f"not in {Path('data', folder)}; hpcfl data fetch {name}"
+            yield OK, source.name, f"in {root / source.folder}"
 
 
 def space(ranks: int) -> Iterable[Line]:

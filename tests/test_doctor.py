@@ -12,7 +12,19 @@ from hpcfl import doctor, probe
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SUBJECTS = {"Python", "packages", "MPI", "SLURM", "threads", "devices", "HDF5", "mnist", "free disk"}
+SUBJECTS = {
+    "Python",
+    "packages",
+    "MPI",
+    "SLURM",
+    "threads",
+    "devices",
+    "HDF5",
+    "mnist",
+    "cifar10",
+    "omniglot",
+    "free disk",
+}
 
 
 def lines(done):

@@ -40,6 +40,14 @@ class Source:
     form: str = "not compressed"
     fetch: str = "bash tests/get_data.sh"
 
+    def missing(self, root: Path) -> list[str]:
+        """Those of the files that are not there."""
+        return [file for file in self.files if not (root / self.folder / file).exists()]
+
+    def fetch_into(self, root: Path) -> str:
+        """The whole command."""
+        return f"{self.fetch} {shlex.quote(str(root))}"
+
 
 def download(call: str) -> str:
     """The command in which torchvision itself fetches a set; ``call`` has ``sys.argv[1]`` for ROOT."""
@@ -140,8 +148,7 @@ def read(source: Source, root: str, load: Callable[[Any, Path], Dataset]) -> Dat
     """What ``load(torchvision.datasets, ROOT)`` makes of the files. Raises InputError: missing, or damaged."""
     where = f'data.name = "{source.name}", data.root = "{root}"'
     base = user_path(root).absolute()
-    folder, fetch = base / source.folder, f"{source.fetch} {shlex.quote(str(base))}"
-    missing = [file for file in source.files if not (folder / file).exists()]
+    folder, fetch, missing = base / source.folder, source.fetch_into(base), source.missing(base)
     if missing:
         raise InputError(
             f"{where}: no {missing[0]} in {folder}; `{fetch}` fetches the real data into that folder "

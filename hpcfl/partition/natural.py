@@ -28,7 +28,8 @@ class Natural(Partition):
 def _clients(data: Dataset) -> np.ndarray:
     if data.client is None:
         raise InputError(
-            'partition.name = "natural": this data set has no natural clients; use "iid", "classes" or "dirichlet", '
-            'or data that have them (data.name = "synthetic", "hierarchical-linear", or "file" with an array "client")'
+            'partition.name = "natural": this data set has no natural clients; use "iid", "classes", "degrees" '
+            'or "dirichlet", or data that have them (data.name = "omniglot", "synthetic", "hierarchical-linear", or '
+            '"file" with an array "client")'
         )
     return data.client

@@ -12,19 +12,8 @@ from hpcfl import doctor, probe
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SUBJECTS = {
-    "Python",
-    "packages",
-    "MPI",
-    "SLURM",
-    "threads",
-    "devices",
-    "HDF5",
-    "mnist",
-    "cifar10",
-    "omniglot",
-    "free disk",
-}
+SUBJECTS = {"Python", "packages", "MPI", "SLURM", "threads", "devices", "HDF5", "free disk"}
+SUBJECTS |= {"mnist", "cifar10", "omniglot"}
 
 
 def lines(done):

@@ -10,6 +10,8 @@ from torch import Tensor
 from hpcfl.algorithm import Rows, State, Work
 from hpcfl.block import Block
 from hpcfl.group import Group
+from hpcfl.options import Count, Positive
+from hpcfl.server import ServerStep
 from hpcfl.task import Task
 
 
@@ -29,3 +31,20 @@ class PersonalHeads(Work):
     def local_model(self, b: Block, own: Rows, sent: Rows) -> Tensor:
         """With the client's own body, where it has trained one."""
         return b.join(sent["theta"] if "theta" in sent else b.stack(b.shared["theta"]), own["W"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSteps(PersonalHeads, ServerStep):
+    """Clients descend with their heads, and the server along gradients of the body that they send. A mixin."""
+
+    head_lr: Positive = 0.007  # beta
+    local_steps: Count = 50  # tau
+    batch_size: Count | None = None  # absent: full batch
+
+    @property
+    def minibatch(self) -> int | None:
+        return self.batch_size
+
+    def init(self, task: Task, group: Group) -> State:
+        start = super().init(task, group)
+        return State(self.server_start(start.shared["theta"]), start.local)

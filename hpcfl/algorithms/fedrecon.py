@@ -27,37 +27,24 @@ from torch import Tensor
 
 from hpcfl.algorithm import Rows, State
 from hpcfl.block import Block
-from hpcfl.group import Group
 from hpcfl.options import Count, Positive
-from hpcfl.personal_heads import PersonalHeads
+from hpcfl.personal_heads import HeadSteps
 from hpcfl.registry import register
 from hpcfl.round import Round
-from hpcfl.server import ServerStep
-from hpcfl.task import Task
 
 
 @register("algorithm", "fedrecon")
 @dataclass(frozen=True)
-class FedRecon(PersonalHeads, ServerStep):
+class FedRecon(HeadSteps):
     """Heads are reconstructed at every visit; the server descends along the body's gradients."""
 
-    head_lr: Positive = 0.1  # beta
-    local_steps: Count = 50  # tau
+    head_lr: Positive = 0.1
     body_steps: Count = 1
     body_lr: Positive = 1.0  # eta
-    batch_size: Count | None = None  # absent: full batch
     reset: bool = False  # draw the head anew at every visit
-
-    @property
-    def minibatch(self) -> int | None:
-        return self.batch_size
 
     def local_work(self, samples: np.ndarray) -> np.ndarray:
         return np.full_like(samples, self.local_steps + self.body_steps)
-
-    def init(self, task: Task, group: Group) -> State:
-        start = super().init(task, group)
-        return State(self.server_start(start.shared["theta"]), start.local)
 
     def reconstructed(self, b: Block, own: Rows, theta: Tensor, steps: Iterable[int]) -> Tensor:
         """[C, P_head] the clients' heads after tau steps."""

@@ -33,37 +33,22 @@ import numpy as np
 from hpcfl.algorithm import Rows, State
 from hpcfl.block import Block
 from hpcfl.engine import Engine
-from hpcfl.group import Group
-from hpcfl.options import Count, Positive
-from hpcfl.personal_heads import PersonalHeads
+from hpcfl.personal_heads import HeadSteps
 from hpcfl.registry import register
 from hpcfl.round import Round
-from hpcfl.server import ServerStep
-from hpcfl.task import Task
 from hpcfl.theory.pflego import Joint, of_passes, of_steps, of_traffic
 from hpcfl.theory.predictions import Prediction
 
 
 @register("algorithm", "pflego")
 @dataclass(frozen=True)
-class PFLEGO(PersonalHeads, ServerStep):
+class PFLEGO(HeadSteps):
     """Exact SGD on a shared body and personal heads, with cheap local steps of the heads in between."""
 
-    head_lr: Positive = 0.007  # beta
-    local_steps: Count = 50  # tau
-    batch_size: Count | None = None  # absent: full batch
     variant: Literal["paper", "released"] = "paper"
-
-    @property
-    def minibatch(self) -> int | None:
-        return self.batch_size
 
     def local_work(self, samples: np.ndarray) -> np.ndarray:
         return np.full_like(samples, self.local_steps)
-
-    def init(self, task: Task, group: Group) -> State:
-        start = super().init(task, group)
-        return State(self.server_start(start.shared["theta"]), start.local)
 
     def client(self, b: Block, own: Rows, *, inverse_share: float) -> tuple[Rows, Rows]:
         theta, W = b.stack(b.shared["theta"]), own["W"]

@@ -12,7 +12,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import functional_call, vmap
 
 from hpcfl.batch import Batch
 from hpcfl.errors import InputError
@@ -59,9 +59,9 @@ class Network:
             outputs, saved = self.batched.batched_outputs(w, batch.x)
             return outputs, partial(_pulled, self.batched, w, saved)
         if self.backend == "vmap":
-            keys = self._keys(w, batch)
-            outputs, pull, *_ = vjp(lambda w: vmap(self._apply)(w, batch.x, keys), w)
-            return outputs, lambda slope: partial(_scaled, lambda: pull(slope)[0], [])
+            leaf = w.detach().requires_grad_()
+            outputs = vmap(self._apply)(leaf, batch.x, self._keys(w, batch))
+            return outputs.detach(), lambda slope: partial(_scaled, partial(_gradient, outputs, leaf, slope), [])
         return self._loop(w, batch)
 
     def _loop(self, w: Tensor, batch: Batch) -> tuple[Tensor, Pull]:
@@ -126,6 +126,13 @@ def _pulled(model: BatchedModel, w: Tensor, saved: list[Tensor], slope: Tensor) 
         return gradient if base is None else torch.sub(base, gradient, out=gradient)
 
     return write
+
+
+def _gradient(outputs: Tensor, leaf: Tensor, slope: Tensor) -> Tensor:
+    """Zero where the outputs do not depend on the leaf: it has no parameters."""
+    if not outputs.requires_grad:
+        return torch.zeros_like(leaf)
+    return torch.autograd.grad(outputs, leaf, slope, materialize_grads=True)[0]
 
 
 def _scaled(compute: Callable[[], Tensor], kept: list[Tensor], factor: Factor, base: Tensor | None) -> Tensor:

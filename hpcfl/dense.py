@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from itertools import pairwise
-from typing import cast
 
 import numpy as np
 import torch
@@ -29,30 +29,27 @@ class Dense(nn.Module):
         self,
         inputs: int,
         hidden: Sequence[int],
-        outputs: int | None,
+        outputs: int,
         bias: bool = True,
         *,
         reference: bool = False,
         head: Callable[[int, int, bool], nn.Linear] = nn.Linear,
     ):
-        """outputs: None for the hidden layers alone, as the body of a network, with ReLU after the last one.
-
-        reference: the first output is always 0, without parameters. head(inputs, outputs, bias): makes the last layer.
-        """
+        """reference: the first output is always 0, without parameters. head(inputs, outputs, bias): the last layer."""
         super().__init__()
-        self.reference, self.is_body = reference, outputs is None
-        self.widths = [inputs, *hidden] + ([] if outputs is None else [outputs - reference])
-        layers = [nn.Linear(a, b, bias=bias) for a, b in pairwise([inputs, *hidden])]
-        if outputs is not None:
-            layers.append(head(self.widths[-2], self.widths[-1], bias))
-        self.layers = nn.ModuleList(layers)
+        self.reference, self.is_body = reference, False
+        self.widths = [inputs, *hidden, outputs - reference]
+        layers = [nn.Linear(a, b, bias=bias) for a, b in pairwise(self.widths[:-1])]
+        self.layers = nn.ModuleList([*layers, head(self.widths[-2], self.widths[-1], bias)])
         self.layout = Layout.of(self)
 
     def body(self) -> Dense:
-        """All but the last layer, in the same device and dtype, with parameters of its own."""
-        bias = any(layer.bias is not None for layer in self.layers[:-1])
-        last = cast(nn.Linear, self.layers[-1])
-        return Dense(self.widths[0], self.widths[1:-1], None, bias).to(last.weight)
+        """A copy without the last layer, with ReLU after what is then the last one."""
+        body = deepcopy(self)
+        body.layers, body.widths = body.layers[:-1], body.widths[:-1]
+        body.reference, body.is_body = False, True
+        body.layout = Layout.of(body)
+        return body
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.flatten(1)

@@ -54,6 +54,7 @@ MORE = [  # options that take another way through an algorithm
 CASES = [{"name": name} for name in registered("algorithm")] + MORE
 SIZES = [5, 1, 8, 3, 19, 2, 7]
 CLUSTER = [0, 0, 1, 1, 0, 1, 1]
+OWN_CLASSES = [3, 1, 2, 3, 2, 3, 1]  # where heads are the clients' own
 PULL = {"gamma": [0.5, 1.0, 1.5, 0.3, 0.7, 1.2, 0.4], "alpha": [0.1, 0.7]}
 LISTS = [  # one number per client or cluster of this federation
     {"name": "apfl", "alpha": [0.0, 0.2, 0.4, 0.5, 0.7, 0.9, 1.0]},
@@ -104,7 +105,11 @@ def federation(case: dict[str, Any], **options: Any) -> tuple[Any, dict[str, Any
     options = {"cluster": CLUSTER, "dtype": dtypes(case)[0]} | options
     if of(case).least_squares:
         return least_squares(SIZES), options
-    return classes(SIZES), options | {"model": network(), "number": 3}
+    options |= {"model": network(), "number": 3}
+    if not of(case).own_heads:
+        return classes(SIZES), options
+    data = [(x, y % own) for (x, y), own in zip(classes(SIZES), OWN_CLASSES, strict=True)]
+    return data, options | {"own_classes": OWN_CLASSES}
 
 
 def named(case: dict[str, Any]) -> str:

@@ -86,9 +86,8 @@ def build(job: Job, world: Comm) -> Built:
         y = data.y if shares.label is None else shares.label
         parts = [pack(data.x, y, shares.client, shares.split, placement.hosted(r), truth) for r in neighbours]
     arrays = node.scatter_arrays(parts)
-    group = make_group(
-        arrays, placement.hosted(world.rank), population, device, dtype, own_heads=job.algorithm.own_heads
-    )
+    hosted, own_heads = placement.hosted(world.rank), job.algorithm.own_heads
+    group = make_group(arrays, hosted, population, device, dtype, seed=job.run.seed, own_heads=own_heads)
     topology = Topology.build(world, node, placement)
     engine = Engine(
         task, group, topology, job.algorithm, seed=job.run.seed, reduction=job.run.reduction, block=job.run.block
@@ -123,6 +122,7 @@ def make_group(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    seed: int = 0,
     own_heads: bool = False,
 ) -> Group:
     """A rank's group from its packed samples, on its device. Floating-point data are kept in the run's dtype.
@@ -148,6 +148,7 @@ def make_group(
         shift=population.shift,
         dtype=dtype,
         truth=torch.from_numpy(arrays["truth"]) if "truth" in arrays else None,
+        seed=seed,
         mask=mask,
     )
 

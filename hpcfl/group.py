@@ -28,6 +28,7 @@ class Group:
     shift: float
     dtype: torch.dtype
     truth: Tensor | None = None  # [C, P] float64 on the host: the clients' true parameters, where they are known
+    seed: int = 0  # of the run
     mask: Tensor | None = None  # [C, O] as in Batch, where clients have heads of their own with fewer outputs
 
     def outputs(self, rows: np.ndarray) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -17,13 +17,17 @@ from hpcfl.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalHeads(Work):
-    """The model of client i is the body theta with its own head W_i; all heads start alike. A mixin."""
+    """The model of client i is the body theta with its own head W_i. A mixin."""
 
     own_heads: ClassVar[bool] = True
 
     def init(self, task: Task, group: Group) -> State:
         theta, W = task.split.parts(task.start())
-        return State({"theta": theta.clone()}, {"W": W.repeat(group.clients, 1)})
+        return State({"theta": theta.clone()}, {"W": self.first_heads(task, group, W)})
+
+    def first_heads(self, task: Task, group: Group, W: Tensor) -> Tensor:
+        """[C, P_head] from the model's initial head W [P_head]: all alike."""
+        return W.repeat(group.clients, 1)
 
     def personal(self, b: Block, own: Rows) -> Tensor:
         return b.join(b.stack(b.shared["theta"]), own["W"])
@@ -34,7 +38,23 @@ class PersonalHeads(Work):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadSteps(PersonalHeads, ServerStep):
+class TrainedHeads(PersonalHeads):
+    """Heads that clients train and keep. A mixin.
+
+    first_heads "alike" is the model's initial head for all, as all models start alike in other algorithms; "drawn" one
+    for every client, as in PFLEGO's experiments. It matters where labels mean the same to all clients.
+    """
+
+    start_heads: Literal["alike", "drawn"] = "alike"
+
+    def first_heads(self, task: Task, group: Group, W: Tensor) -> Tensor:
+        if self.start_heads == "alike":
+            return super().first_heads(task, group, W)
+        return task.split.drawn_heads(group.seed, group.ids, 0).to(W)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSteps(TrainedHeads, ServerStep):
     """Clients descend with their heads, and the server along gradients of the body that they send. A mixin."""
 
     head_lr: Positive = 0.007  # beta

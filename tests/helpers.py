@@ -205,7 +205,7 @@ def make_engine(
     count[:, TRAIN] = sizes
     own = None if own_classes is None else np.asarray(own_classes)
     population = Population(of, count, None, x.shape[1:], number, 1.0, 0.0, own)
-    group = make_group(arrays, ids, population, CPU, dtype, own_heads=algorithm.own_heads)
+    group = make_group(arrays, ids, population, CPU, dtype, seed=seed, own_heads=algorithm.own_heads)
     model = Linear(bias=False) if model is None else model
     with ONE_AT_A_TIME:
         module = deepcopy(model) if isinstance(model, torch.nn.Module) else model.build(Spec(x.shape[1:], number))

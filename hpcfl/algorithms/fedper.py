@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from hpcfl.algorithm import LocalSGD, Rows, State, Weighting
 from hpcfl.block import Block
-from hpcfl.personal_heads import PersonalHeads
+from hpcfl.personal_heads import TrainedHeads
 from hpcfl.registry import register
 from hpcfl.round import Round
 
 
 @register("algorithm", "fedper")
 @dataclass(frozen=True)
-class FedPer(PersonalHeads, LocalSGD):
+class FedPer(TrainedHeads, LocalSGD):
     """Local SGD on a shared body and a personal head, averaging of the bodies."""
 
     weighting: Weighting = "sample"

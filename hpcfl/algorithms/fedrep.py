@@ -22,14 +22,14 @@ import numpy as np
 from hpcfl.algorithm import Descent, Rows, State, Weighting
 from hpcfl.block import Block
 from hpcfl.options import Count
-from hpcfl.personal_heads import PersonalHeads
+from hpcfl.personal_heads import TrainedHeads
 from hpcfl.registry import register
 from hpcfl.round import Round
 
 
 @register("algorithm", "fedrep")
 @dataclass(frozen=True)
-class FedRep(PersonalHeads, Descent):
+class FedRep(TrainedHeads, Descent):
     """Each client fits its head to the shared body, then improves the body."""
 
     head_steps: Count = 10

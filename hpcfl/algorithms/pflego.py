@@ -13,7 +13,8 @@ The two last lines are one step of SGD on L: their expectation over the cohorts 
 body takes two forward passes and one backward pass, whatever tau (one of each for tau = 1, which has no step (2)); with
 ``batch_size`` every step has a minibatch of its own, whose features are computed for it.
 
-Travels per round and participant: theta down, g_i up. Heads never travel.
+Travels per round and participant: theta down, g_i up. Heads never travel. They start as ``start_heads`` says: alike, or
+each at random numbers of its own, as in the paper's experiments.
 Deviations: none. The released code (``variant = "released"``; github sotirisnik/PFLEGO) takes (3) without alpha_i, and
 weights the server's sum by N_i / sum_{j in I_t} N_j, still times I/r: about I/r times the exact gradient.
 Limits held by tests: r = I, tau = 1, SGD is one step of gradient descent on L; with one client it is gradient descent

@@ -131,6 +131,21 @@ def test_rounds_of_those_that_average_bodies(algorithm, client):
         same(by_id(engine, personal(engine, algorithm, state, len(COHORTS))), whole)
 
 
+@pytest.mark.parametrize(
+    "algorithm", [FedPer(start_heads="drawn"), FedRep(start_heads="drawn"), FedRecon(start_heads="drawn"), PFLEGO()]
+)
+def test_heads_start_alike_or_drawn(algorithm):
+    engine = federation(algorithm)
+    state = algorithm.init(engine.task, engine.group)
+    if algorithm.start_heads == "alike":
+        assert all(same_bits(row, engine.task.split.parts(engine.task.start())[1]) for row in state.local["W"])
+        return
+    for i, row in zip(engine.group.ids.tolist(), state.local["W"], strict=True):
+        same(row, new_head(i, 0))
+    assert len({tuple(row.tolist()) for row in state.local["W"]}) == CLIENTS
+    same(state.shared["theta"], engine.task.split.parts(engine.task.start())[0])  # bodies are the model's
+
+
 @pytest.mark.parametrize("algorithm", [FedPer(**RATES, local_steps=2, local_epochs=None), FedRep(**RATES)], ids=repr)
 def test_who_sits_out_keeps_its_head(algorithm):
     engine = federation(algorithm)

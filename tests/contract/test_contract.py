@@ -48,7 +48,7 @@ MORE = [  # options that take another way through an algorithm
     {"name": "least_squares", "pooled": True},
     {"name": "local", "local_epochs": 2},
     {"name": "pflego", "batch_size": None, "server_optimizer": "sgd"},
-    {"name": "pflego", "variant": "released"},
+    {"name": "pflego", "variant": "released", "start_heads": "drawn"},
     {"name": "single_cluster", "objective": "sum", "lr": 0.002},
 ]
 CASES = [{"name": name} for name in registered("algorithm")] + MORE

@@ -148,7 +148,7 @@ def test_a_listed_command_is_a_run_of_the_study(study, capsys):
     """Also one that was written by hand, whose data lie elsewhere."""
     (line,) = lines(study, capsys, "table", "--data", "mnist", "--degrees", "high", "--methods", "fedper")
     by_hand = ['data={name="mnist", root="elsewhere"}', "partition.degree=high", "run.out=anywhere"]
-    by_hand += ['algorithm={name="fedper", local_steps=50, lr=0.007}']
+    by_hand += ['algorithm={name="fedper", start_heads="drawn", local_steps=50, lr=0.007}']
     experiment = sys.modules["runs"].experiment
     assert experiment(job_of(line).text) == experiment(load(JOBS / "mnist.toml", by_hand).text)
     assert experiment(job_of(line).text) != experiment(job_of(line, "partition.degree=none").text)

@@ -147,7 +147,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "run": TESTED,
     },
     "fedper-local-labels": {
-        "algorithm": {"name": "fedper", "batch_size": None},
+        "algorithm": {"name": "fedper", "batch_size": None, "start_heads": "drawn"},
         "partition": OWN_LABELS,
         "run": TESTED,
     },

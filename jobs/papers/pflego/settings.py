@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 TAU = 50
+DRAWN = 'start_heads = "drawn"'  # every client's head starts at random numbers of its own
 BETA = 0.007
 RHO = 0.001
 RHO_OMNIGLOT = 0.003
@@ -59,11 +60,11 @@ def algorithm(method: str, rates: Rates, tau: int = TAU) -> str:
     beta, rho = rates
     return {
         "fedavg": f'{{name = "fedavg", local_steps = {tau}, lr = {beta}}}',
-        "fedper": f'{{name = "fedper", local_steps = {tau}, lr = {beta}}}',
-        "fedrep": f'{{name = "fedrep", head_steps = {tau // 2}, body_steps = {tau - tau // 2}, lr = {beta}}}',
+        "fedper": f'{{name = "fedper", {DRAWN}, local_steps = {tau}, lr = {beta}}}',
+        "fedrep": f'{{name = "fedrep", {DRAWN}, head_steps = {tau // 2}, body_steps = {tau - tau // 2}, lr = {beta}}}',
         "fedbabu": f'{{name = "fedbabu", local_steps = {tau}, lr = {beta}, momentum = 0.9}}',
-        "fedrecon": f'{{name = "fedrecon", local_steps = {tau}, head_lr = {beta}, server_lr = {rho}}}',
-        "pflego": f'{{name = "pflego", local_steps = {tau}, head_lr = {beta}, server_lr = {rho}}}',
+        "fedrecon": f'{{name = "fedrecon", {DRAWN}, local_steps = {tau}, head_lr = {beta}, server_lr = {rho}}}',
+        "pflego": f'{{name = "pflego", {DRAWN}, local_steps = {tau}, head_lr = {beta}, server_lr = {rho}}}',
     }[method]
 
 

@@ -16,8 +16,8 @@ that was stopped goes on. The tables are printed, and written to OUT/EXPERIMENT.
 As in the paper, labels are each client's own, numbered from 0: FedAvg shares a head of 2 outputs in High-Pers. Heads
 start uniform in [0, 1), personal ones at numbers of their own: in No-Pers heads that start alike gain PFLEGO five
 points. Not known: the tuned rates, the degree of the participation study, the grid of the study of the rates, how
-FedRep divides tau (here 25 steps of the head, then 25 of the body). Not the same: bodies start as torch's layers do; the
-comparison with FedRecon has 16 participants in every round instead of a random number from 4 to 28.
+FedRep divides tau (here 25 steps of the head, then 25 of the body). Not the same: bodies start as torch's layers do;
+the comparison with FedRecon has 16 participants in every round instead of a random number from 4 to 28.
 """
 
 from __future__ import annotations

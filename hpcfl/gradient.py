@@ -90,8 +90,11 @@ def written(value: Any) -> Any:
 
 
 def penalty(w: Tensor, l2: float, dtype: torch.dtype | None = None) -> Tensor:
-    """l2/2 ||w||^2 of each client's vector: [C, P] -> [C]."""
-    return 0.5 * l2 * (w * w).sum(1, dtype=dtype)
+    """l2/2 ||w||^2 of each client's vector: [C, P] -> [C]. Without a penalty 0, however long the vector is."""
+    if not l2:
+        return torch.zeros(len(w), dtype=dtype or w.dtype, device=w.device)
+    w = w.to(dtype or w.dtype)
+    return 0.5 * l2 * (w * w).sum(1)
 
 
 def penalised(write: Write, w: Tensor, l2: float) -> Write:

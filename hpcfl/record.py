@@ -156,7 +156,7 @@ class Recorder:
                 samples = group.count[rows, TEST]
                 values[:-1, k, rows] = np.where(samples > 0, samples * found.T, 0.0)
                 values[-1, k, rows] = samples
-        sums = column_sums(self.world, values.reshape(-1, group.clients).T, group.population)
+        sums = column_sums(self.world, values.reshape((len(metrics) + 1) * count, group.clients).T, group.population)
         *means, samples = sums.reshape(len(metrics) + 1, count)
         with np.errstate(invalid="ignore"):
             return {f"participants_test_{m}": mean / samples for m, mean in zip(metrics, means, strict=True)}

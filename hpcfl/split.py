@@ -40,6 +40,11 @@ class Split:
     def __init__(self, network: Network, shape: tuple[int, ...], classes: int | None, l2: float):
         """network: the whole model; shape: of one sample. Raises InputError where it cannot be split."""
         name, self.classes, self.l2 = head_of(network.module), classes, l2
+        if name is None and getattr(network.module, "head", network) is not None:
+            raise InputError(
+                f"model {type(network.module).__name__}: has no linear layer that could be a personal head; give it "
+                "one, or say by `head = None` that the whole model travels"
+            )
         layer = None if name is None else cast(nn.Linear, network.module.get_submodule(name))
         body = _body(network.module, name)
         _check(network.module, body, layer, shape)
@@ -138,7 +143,7 @@ def _check(module: nn.Module, body: nn.Module, head: nn.Linear | None, shape: tu
     values = {name: torch.linspace(-1, 1, p.numel()).view(p.shape).to(p) for name, p in module.named_parameters()}
     last = [value for name, value in values.items() if module.get_parameter(name) in set(head.parameters())]
     mine = {name: values[name] for name, _ in body.named_parameters() if name in values}
-    module.eval(), body.eval()
+    module.train(), body.train()  # with the dropouts, whose keys are alike
     try:
         with torch.no_grad():
             features = functional_call(body, mine, (example,))
@@ -146,12 +151,12 @@ def _check(module: nn.Module, body: nn.Module, head: nn.Linear | None, shape: tu
             found = nn.functional.linear(features, *last).view(outputs.shape)
         fits = features.shape == (2, head.in_features) and all(p.requires_grad for p in head.parameters())
         fits = fits and torch.allclose(found, outputs, rtol=1e-4, atol=1e-5)
-    except (RuntimeError, AttributeError, TypeError):  # what the module does with its head is not what a layer does
+    except Exception:  # whatever the module does with its head, it is not what a layer does
         fits = False
     if not fits:
         raise InputError(
             f"model {type(module).__name__}: cannot be split into a body and a head, since its last step is not its "
-            "last linear layer; call that layer `head` and apply it last, to one vector per sample"
+            "last linear layer; call that layer `head`, train all of it, and apply it last, to one vector per sample"
         )
 
 

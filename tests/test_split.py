@@ -419,9 +419,55 @@ def test_a_model_that_does_not_end_with_its_head_is_refused(module, classes):
     assert "\n" not in message
 
 
+class DropsOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head, self.drop = nn.Linear(3, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.head(torch.relu(self.first(x))))
+
+
+class Asserts(nn.Module):
+    """Does not work without its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.head(torch.relu(self.first(x)))
+        assert outputs.shape[1] == 4
+        return outputs
+
+
+@pytest.mark.parametrize("module", [DropsOutputs(), Asserts()], ids=lambda m: type(m).__name__)
+def test_what_is_random_or_strict_after_the_head_is_refused(module):
+    with pytest.raises(InputError, match=f"^model {type(module).__name__}: cannot be split into a body and a head"):
+        split_of(module)
+
+
+def test_a_head_is_looked_for_unless_the_model_says_that_it_has_none():
+    named = nn.Sequential(nn.Linear(3, 4))
+    named.head = "0"  # a word, not None
+    assert split_of(named).head_size == 16
+    with pytest.raises(InputError, match=r"^model Conv: has no linear layer"):
+        split_of(Conv())
+
+
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.unsqueeze(1)).squeeze(-1)
+
+
 def test_the_message_says_what_to_do():
     right = (
-        "its last step is not its last linear layer; call that layer `head` and apply it last, to one vector per sample"
+        "its last step is not its last linear layer; call that layer `head`, train all of it, and apply it last, to "
+        "one vector per sample"
     )
     with pytest.raises(InputError, match=right):
         split_of(Ends(nn.LogSoftmax(-1)))

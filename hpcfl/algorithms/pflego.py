@@ -53,10 +53,9 @@ class PFLEGO(HeadSteps):
 
     def client(self, b: Block, own: Rows, *, inverse_share: float) -> tuple[Rows, Rows]:
         theta, W = b.stack(b.shared["theta"]), own["W"]
-        *first, last = b.steps
-        for t in first:
+        for t in b.steps[:-1]:
             W = W - self.head_lr * b.grad_head(W, b.features(theta, b.batch(t)))  # (2)
-        g, g_W = b.grads(theta, W, b.batch(last))
+        g, g_W = b.grads(theta, W, b.batch(b.steps[-1]))
         alpha = b.share if self.variant == "paper" else 1.0
         W = W - self.server_lr * inverse_share * alpha * g_W  # (3)
         return {"W": W}, {"g": alpha * g}

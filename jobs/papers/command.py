@@ -55,6 +55,10 @@ def start(
         if not error.everywhere:
             comm.abort(error.exit_code)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("study.py: interrupted; the runs that are done are taken when it is started again", file=sys.stderr)
+        comm.abort(130)
+        return 130
     except Exception:
         traceback.print_exc()
         comm.abort(1)

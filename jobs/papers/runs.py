@@ -14,7 +14,7 @@ import numpy as np
 from hpcfl.analysis.reader import Run
 from hpcfl.comm import Comm
 from hpcfl.config import Job, load, resolve
-from hpcfl.errors import InputError
+from hpcfl.errors import Diverged, InputError
 from hpcfl.run import run
 
 
@@ -40,7 +40,8 @@ class Runs:
     def run(self, job_file: str, folder: str, *changes: str) -> Path:
         """Collective over the world: the run folder of a job file with changes "part.key=value".
 
-        job_file: relative to ``jobs``. folder: below ``out``, for the results. Raises InputError.
+        job_file: relative to ``jobs``. folder: below ``out``, for the results. Raises InputError, and Diverged with
+        the folder.
         """
         job, _ = self.job(job_file, folder, *changes)
         there = self._find(job)
@@ -48,7 +49,10 @@ class Runs:
             return there
         start = time.perf_counter()
         opened: list[Path] = []
-        run(job, self.comm, opened=lambda path, *_: opened.append(path), progress=lambda *_: None)
+        try:
+            run(job, self.comm, opened=lambda path, *_: opened.append(path), progress=lambda *_: None)
+        except Diverged as error:
+            raise Diverged(f"{opened[0]}: {error}") from None
         self.made += 1
         self._known[experiment(job.text)] = str(opened[0])
         self.say(f"{opened[0]}: {time.perf_counter() - start:.1f} s")

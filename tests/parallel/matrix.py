@@ -177,6 +177,11 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "model": SMALL_CNN,
         "run": TESTED,
     },
+    "pflego-two-clients": {  # a rank without any
+        "algorithm": {"name": "pflego"},
+        "partition": {"name": "degrees", "clients": 2, "degree": "none"},
+        "run": TESTED,
+    },
     "pflego-released": {
         "algorithm": {"name": "pflego", "variant": "released", "local_steps": 1},
         "model": {"name": "mlp", "hidden": [24], "head_bias": False},

@@ -103,7 +103,7 @@ class Split:
             return torch.zeros(len(clients), 0)
         low, high = self.head.bounds()
         draws = [stream(seed, Purpose.HEAD, client=k, round=round).random(self.head_size) for k in clients.tolist()]
-        return torch.from_numpy(low + (high - low) * np.stack(draws))
+        return torch.from_numpy(low + (high - low) * np.array(draws).reshape(len(clients), self.head_size))
 
     def _loss_and_slope(self, W: Tensor, features: Batch) -> tuple[Tensor, Tensor]:
         """Loss [C], and its slope by the head's outputs (by the features where there is no head)."""

@@ -178,7 +178,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "run": TESTED,
     },
     "pflego-two-clients": {  # a rank without any
-        "algorithm": {"name": "pflego"},
+        "algorithm": {"name": "pflego", "start_heads": "drawn"},
         "partition": {"name": "degrees", "clients": 2, "degree": "none"},
         "run": TESTED,
     },

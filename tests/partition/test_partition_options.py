@@ -11,6 +11,7 @@ SHARED = {
     "min_samples": 1,
     "clusters": None,
     "cluster_file": None,
+    "labels": "global",
 }
 
 
@@ -19,6 +20,8 @@ SHARED = {
     [
         ("partition", {"name": "iid", "clients": 3}, SHARED | {"clients": 3}),
         ("partition", {"name": "classes", "clients": 3}, SHARED | {"clients": 3, "classes_per_client": 2}),
+        ("partition", {"name": "degrees", "clients": 3}, SHARED | {"clients": 3, "degree": "high"}),
+        ("partition", {"name": "iid", "clients": 3, "labels": "local"}, SHARED | {"clients": 3, "labels": "local"}),
         ("partition", {"name": "dirichlet", "clients": 3}, SHARED | {"clients": 3, "alpha": 0.5}),
         (
             "partition",

@@ -19,6 +19,7 @@ T = TypeVar("T")
 Op = Literal["sum", "max", "min"]
 PIECE = 2**30  # elements per message: MPI counts are 32-bit integers
 
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set to 1 by mpirun --with-ft ulfm
 # What launchers announce, the most specific first: daemons that mpirun starts through srun carry SLURM's count, too.
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -96,6 +97,23 @@ class Comm:
         if first is not None:
             raise first
 
+    def check_fault_tolerance(self) -> None:
+        """Raises InputError where this launch cannot go on without a rank that died."""
+        raise InputError(
+            'run.on_rank_loss = "shrink": there are no other ranks; start it as mpirun --with-ft ulfm -n RANKS ...'
+        )
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether the error says that a rank died, or that another rank found so."""
+        return False
+
+    def survivors(self) -> Comm:
+        """Collective over the ranks that are left, after a loss: their world, in the same order."""
+        return self
+
+    def settle(self) -> None:
+        """Collective: makes what the job will need to end in order."""
+
     def mpi(self) -> str:
         """Name and version of the MPI library."""
         return "none (one process)"
@@ -104,11 +122,14 @@ class Comm:
 class MpiComm(Comm):
     """An MPI communicator."""
 
-    def __init__(self, handle: Any, seconds: dict[str, float] | None = None):
+    def __init__(self, handle: Any, parent: MpiComm | None = None):
+        """parent: what it was made from, with which it shares its seconds and the list of all handles."""
         from mpi4py import MPI
 
-        super().__init__(seconds)
+        super().__init__(parent.seconds if parent else None)
         self._mpi = MPI
+        self._family: list[Any] = parent._family if parent else []
+        self._family.append(handle)
         self._handle = handle
         self._farewell: Any = None
         self._ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
@@ -121,8 +142,28 @@ class MpiComm(Comm):
         from mpi4py import MPI
 
         comm = cls(MPI.COMM_WORLD)
-        comm._farewell = MPI.COMM_WORLD.Dup()
+        comm.settle()
         return comm
+
+    def settle(self) -> None:
+        self._farewell = self._handle.Dup()
+        self._family.append(self._farewell)
+
+    def check_fault_tolerance(self) -> None:
+        if "Open MPI" not in self.mpi() or os.environ.get(FAULT_TOLERANT) != "1":
+            raise InputError(
+                f'run.on_rank_loss = "shrink": this launch of {self.mpi()} has no fault tolerance; start it with '
+                "mpirun --with-ft ulfm of Open MPI 5, or leave run.on_rank_loss out"
+            )
+
+    def lost(self, error: BaseException) -> bool:
+        signs = (self._mpi.ERR_PROC_FAILED, self._mpi.ERR_PROC_FAILED_PENDING, self._mpi.ERR_REVOKED)
+        return isinstance(error, self._mpi.Exception) and error.Get_error_class() in signs
+
+    def survivors(self) -> MpiComm:
+        for handle in self._family:  # all of them: others may wait in any
+            handle.Revoke()
+        return MpiComm(self._handle.Shrink())
 
     def allreduce(self, array: np.ndarray, op: Op, phase: str = "communicate") -> None:
         start = time.perf_counter()
@@ -179,10 +220,10 @@ class MpiComm(Comm):
     def group(self, ranks: Sequence[int]) -> Comm:
         if len(ranks) == 1:
             return Comm(self.seconds)
-        return MpiComm(self._handle.Create_group(self._handle.group.Incl(list(ranks))), self.seconds)
+        return MpiComm(self._handle.Create_group(self._handle.group.Incl(list(ranks))), self)
 
     def node(self) -> Comm:
-        return MpiComm(self._handle.Split_type(self._mpi.COMM_TYPE_SHARED), self.seconds)
+        return MpiComm(self._handle.Split_type(self._mpi.COMM_TYPE_SHARED), self)
 
     def arrive(self, seconds: float) -> bool:
         request = self._farewell.Ibarrier()  # apart from the collectives that others may still be in

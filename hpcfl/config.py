@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hpcfl.duration import seconds
 from hpcfl.errors import InputError, nearest
 from hpcfl.options import Count, PositiveShare, Seed, Threads, make, options
 from hpcfl.registry import build
@@ -39,9 +40,18 @@ class RunOptions:
     backend: Literal["auto", "model", "vmap", "loop"] = "auto"
     block: Count | None = None  # clients computed at once; absent: a rule of model, batch and device
     reduction: Literal["reproducible", "float64"] = "reproducible"
+    eval_clients: Count | None = None  # evaluate a fixed random sample of so many clients; absent: all
+    state: Literal["device", "host", "disk"] = "device"  # where the clients' rows of the algorithm's state live
+    scratch: str | None = None  # folder for state = "disk", best on a disk of the node; absent: the run's own folder
+    checkpoint_every: Count | str = "auto"  # rounds, a time ("10min"), "off"; "auto": at most a tenth of the run's time
+    max_walltime: str | None = None  # "2h", "90min", "1-12:00:00": checkpoint and stop before it is over
+    on_rank_loss: Literal["abort", "shrink"] = "abort"  # shrink: go on without a rank that died (Open MPI's ULFM)
     out: str = "results"
 
     def __post_init__(self) -> None:
+        seconds("run.max_walltime", self.max_walltime or "1s")
+        if isinstance(self.checkpoint_every, str) and self.checkpoint_every not in ("auto", "off"):
+            seconds("run.checkpoint_every", self.checkpoint_every)
         if self.participation is not None and self.clients_per_round is not None:
             raise InputError("run.participation and run.clients_per_round: give one of the two, not both")
 
@@ -73,6 +83,11 @@ class Job:
 
 def load(file: Path, changes: Sequence[str] = ()) -> Job:
     """The job of a TOML file, with changes "part.key=value" applied. Raises InputError that lists every mistake."""
+    return resolve(read(file, changes), file.stem, str(file))
+
+
+def read(file: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file, with changes applied, unchecked. Raises InputError for what is no such file."""
     try:
         tables = tomllib.loads(file.read_text())
     except (FileNotFoundError, IsADirectoryError):
@@ -83,7 +98,7 @@ def load(file: Path, changes: Sequence[str] = ()) -> Job:
         raise InputError(f"{file}: not valid TOML: {error}") from None
     for change in changes:
         _apply(tables, change)
-    return resolve(tables, file.stem, str(file))
+    return tables
 
 
 def resolve(tables: Mapping[str, Any], name: str, where: str) -> Job:

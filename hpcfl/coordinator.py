@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfl import rng
+from hpcfl.agenda import Agenda
 from hpcfl.algorithm import RoundDecision
 
 COIN_BLOCK = 1024  # rounds whose coins come from one stream
@@ -19,14 +20,18 @@ COIN_BLOCK = 1024  # rounds whose coins come from one stream
 
 @dataclass(frozen=True)
 class Plan:
-    """The decisions for the next rounds, up to the next evaluation or about a second of work."""
+    """The decisions for the next rounds, up to the next evaluation or checkpoint, or about a second of work.
+
+    A plan without rounds stops the run where it is.
+    """
 
     first: int
     count: int
     participants: list[np.ndarray] | None  # per round; None: everyone in every round
     coins: Mapping[str, np.ndarray]  # [count, n] bool
     evaluate: bool  # after the last round
-    stop: str | None  # after the last round
+    checkpoint: bool  # then
+    stop: str | None  # then: "done", "stopped:why"
 
     def decisions(self, everyone: np.ndarray) -> Iterator[RoundDecision]:
         """One decision per round; everyone: all client ids."""
@@ -37,7 +42,7 @@ class Plan:
                 participants=everyone if self.participants is None else self.participants[k],
                 coins={name: fell[k] for name, fell in self.coins.items()},
                 evaluate=self.evaluate and last,
-                checkpoint=False,
+                checkpoint=self.checkpoint and last,
                 stop=self.stop if last else None,
             )
 
@@ -82,12 +87,23 @@ class Coordinator:
         self.coins, self.seconds_per_plan = coins, seconds_per_plan
         self.everyone = np.arange(clients)
 
-    def plan(self, first: int, seconds_per_round: float | None) -> Plan:
-        """The plan that starts with round ``first``; seconds_per_round: as measured, None when nothing is known yet."""
+    def plan(self, first: int, seconds_per_round: float | None, agenda: Agenda | None = None) -> Plan:
+        """The plan that starts with round ``first``; seconds_per_round: as measured, None when nothing is known yet.
+
+        agenda: what clock and signals want; None: nothing but rounds and evaluations.
+        """
+        stop = agenda.stop() if agenda and first < self.rounds else None
+        if stop or first == self.rounds:
+            wanted = bool(stop) and not (agenda and agenda.off)
+            return Plan(first, 0, None, {}, False, wanted, f"stopped:{stop}" if stop else "done")
         evaluation = min((first // self.eval_every + 1) * self.eval_every, self.rounds)
+        every = agenda.rounds if agenda and agenda.rounds else self.rounds
+        checkpoint = min((first // every + 1) * every, self.rounds)
         most = 1 if seconds_per_round is None else max(1, int(self.seconds_per_plan / max(seconds_per_round, 1e-9)))
-        count = min(evaluation - first, most)
+        count = min(evaluation - first, checkpoint - first, most)
         end = first + count
+        last = end == self.rounds
+        wanted = agenda is not None and (agenda.last() if last else end == checkpoint or agenda.due())
         participants = None
         if self.cohort < self.clients:
             participants = [draw_participants(self.seed, r, self.clients, self.cohort) for r in range(first, end)]
@@ -97,5 +113,6 @@ class Coordinator:
             participants,
             flip_coins(self.seed, first, count, self.coins),
             end == evaluation,
-            "done" if end == self.rounds else None,
+            wanted,
+            "done" if last else None,
         )

@@ -8,7 +8,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,8 +26,11 @@ from hpcfl.evaluate import evaluate, gathered, personal_models
 from hpcfl.reduce import LARGEST, column_sums, to_host
 from hpcfl.results import ResultsWriter
 from hpcfl.results_schema import PHASES
-from hpcfl.round import Account
+from hpcfl.round import Account, Watch
+from hpcfl.rows import Index
 from hpcfl.splits import TEST
+
+NOBODY = np.iinfo(np.int64).max  # beyond all client ids
 
 
 class Recorder:
@@ -38,16 +42,26 @@ class Recorder:
         algorithm: Algorithm,
         splits: tuple[str, ...],
         writer: ResultsWriter | None,
-        *,
-        watched: bool = False,
+        eval_every: int,
+        elapsed: float = 0.0,
+        watch: Watch | None = None,
     ):
-        """watched: whether the rounds measured their participants."""
+        """elapsed: seconds that a run that goes on had taken. watch: what measures the participants of rounds."""
         self.engine, self.algorithm, self.splits, self.writer = engine, algorithm, splits, writer
-        self.watched = watched
+        self.eval_every, self.watched = eval_every, watch is not None
         self.world = engine.topology.world
-        self.started = time.perf_counter()
+        self.started = time.perf_counter() - elapsed
         self.write_seconds = 0.0
-        self.evaluations = 0
+
+    @cached_property
+    def _before(self) -> np.ndarray | float:
+        """[ranks, 5] seconds of earlier starts of the run."""
+        return self.writer.timing_so_far()[: self.world.size] if self.writer else 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first start of the run, without those between its starts."""
+        return time.perf_counter() - self.started
 
     def rounds(self, plan: Plan, accounts: Sequence[Account], seconds: Sequence[float]) -> None:
         """Collective over the world: the rows of a plan's rounds. Raises Diverged where a loss is not finite."""
@@ -81,18 +95,21 @@ class Recorder:
 
     def evaluation(self, state: State, done: int) -> Mapping[str, float] | None:
         """Collective over the world: evaluates after ``done`` rounds; the means on rank 0, None elsewhere."""
-        mine = evaluate(self.engine, self.algorithm, state, done, self.splits)
-        table = gathered(
-            self.world, self.engine.group.ids, np.stack(list(mine.values()), 1), self.engine.group.population
-        )
+        engine = self.engine
+        mine = evaluate(engine, self.algorithm, state, done, self.splits)
+        everyone = np.arange(engine.group.population) if engine.eval_sample is None else engine.eval_sample
+        ids = engine.group.ids[engine.evaluated]
+        table = gathered(self.world, ids, np.stack(list(mine.values()), 1), everyone)
         means = None
         if self.writer and table is not None:
             start = time.perf_counter()
             per_client = dict(zip(mine, table.T, strict=True))
-            means = self.writer.evaluation(self.evaluations, done, start - self.started, per_client)
+            row = -(-done // self.eval_every) - 1  # by the round alone: a run that is made longer writes over its last
+            means = self.writer.evaluation(row, done, start - self.started, per_client)
             self.write_seconds += time.perf_counter() - start
-        self.evaluations += 1
         self._timing()
+        losses = np.stack([values for name, values in mine.items() if name.endswith("/train_loss")])
+        self._check(ids[~np.isfinite(losses).all(0)], f"after round {done - 1}", "its model's loss")
         return means
 
     def models(self, state: State, done: int) -> None:
@@ -129,34 +146,41 @@ class Recorder:
 
     def _train_loss(self, first: int, accounts: Sequence[Account]) -> np.ndarray:
         """Collective over the world: mean over each round's participants [count], NaN where none took a gradient."""
-        count = len(accounts)
-        ids = self.engine.group.ids
-        values = np.zeros((2, count, len(ids)))  # losses, and 1 where there is one
+        count, group = len(accounts), self.engine.group
+        some = Some(group.clients, (rows for account in accounts for rows, _, _ in account.losses))
+        values = np.zeros((2, count, len(some)))  # losses, and 1 where there is one
         for k, account in enumerate(accounts):
-            for rows, loss, counted in account.losses:
+            for positions, loss, counted in account.losses:
+                rows = some.rows(positions)
                 mine = True if counted is None else counted  # of several passes over the clients the last one counts
                 values[0, k, rows] = np.where(mine, to_host(loss), values[0, k, rows])
                 values[1, k, rows] = np.where(mine, 1.0, values[1, k, rows])
-        sums = column_sums(self.world, values.reshape(2 * count, len(ids)).T, self.engine.group.population)
+        sums = column_sums(self.world, values.reshape(2 * count, len(some)).T, group.population)
         bad = np.flatnonzero(np.isinf(sums[:count]))
         if len(bad):
-            mine = ids[~(np.abs(values[0, bad[0]]) < LARGEST)]
-            lowest = np.array([mine.min(initial=np.iinfo(np.int64).max)])
-            self.world.allreduce(lowest, "min")
-            raise Diverged(f"round {first + bad[0]}, client {lowest[0]}: the training loss is not finite")
+            wrong = ~(np.abs(values[0, bad[0]]) < LARGEST)
+            self._check(group.ids[some.positions][wrong], f"round {first + bad[0]}", "the training loss")
         with np.errstate(invalid="ignore"):
             return sums[:count] / sums[count:]
+
+    def _check(self, clients: np.ndarray, when: str, what: str) -> None:
+        """Collective over the world: raises Diverged, on all ranks, where any has such clients. what: is not finite."""
+        lowest = np.array([clients.min(initial=NOBODY)])
+        self.world.allreduce(lowest, "min")
+        if lowest[0] != NOBODY:
+            raise Diverged(f"{when}, client {lowest[0]}: {what} is not finite")
 
     def _tests(self, accounts: Sequence[Account]) -> dict[str, np.ndarray]:
         """Collective over the world: each round's means over the test samples of its participants, [count] each."""
         count, group, metrics = len(accounts), self.engine.group, self.engine.task.metrics
-        values = np.zeros((len(metrics) + 1, count, group.clients))  # sums of the metrics, and samples
+        some = Some(group.clients, (rows for account in accounts for rows, _ in account.scores))
+        values = np.zeros((len(metrics) + 1, count, len(some)))  # sums of the metrics, and samples
         for k, account in enumerate(accounts):
-            for rows, found in account.scores:
-                samples = group.count[rows, TEST]
+            for positions, found in account.scores:
+                samples, rows = group.count[positions, TEST], some.rows(positions)
                 values[:-1, k, rows] = np.where(samples > 0, samples * found.T, 0.0)
                 values[-1, k, rows] = samples
-        sums = column_sums(self.world, values.reshape((len(metrics) + 1) * count, group.clients).T, group.population)
+        sums = column_sums(self.world, values.reshape((len(metrics) + 1) * count, len(some)).T, group.population)
         *means, samples = sums.reshape(len(metrics) + 1, count)
         with np.errstate(invalid="ignore"):
             return {f"participants_test_{m}": mean / samples for m, mean in zip(metrics, means, strict=True)}
@@ -165,7 +189,31 @@ class Recorder:
         seconds = {**self.engine.seconds, **self.world.seconds, "write": self.write_seconds}
         table = self.world.gather([seconds[phase] for phase in PHASES])
         if self.writer:
-            self.writer.timing(np.array(table))
+            self.writer.timing(np.array(table) + self._before)
+
+
+class Some:
+    """The clients of a group who took part in some rounds: a table of them has no rows of the others."""
+
+    def __init__(self, clients: int, parts: Iterable[Index]):
+        """clients: of the group. parts: positions in the group."""
+        there = np.zeros(clients, bool)
+        for part in parts:
+            there[part] = True
+        self.positions = np.flatnonzero(there)
+        self._everyone = len(self.positions) == clients
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def rows(self, part: Index) -> Index:
+        """Their rows of the table."""
+        if self._everyone:
+            return part
+        if isinstance(part, slice):  # all of these are there, side by side
+            first = int(np.searchsorted(self.positions, part.start))
+            return slice(first, first + part.stop - part.start)
+        return np.searchsorted(self.positions, part)
 
 
 def run_attributes(engine: Engine, hosts: Sequence[str], seed: int, algorithm: str) -> dict[str, str | int | float]:

@@ -6,10 +6,7 @@ leave half made, and no surprise from a full disk after hours. Rows are flushed 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import h5py
@@ -17,45 +14,25 @@ import numpy as np
 
 from hpcfl import results_file as making
 from hpcfl import results_means as formulas
+from hpcfl import results_resume as resuming
 from hpcfl import results_schema as layout
-from hpcfl.errors import InputError, RunError
-from hpcfl.results_file import cast, now, process
+from hpcfl.errors import RunError
+from hpcfl.results_file import WRITING, cast, disk, now, process
+from hpcfl.results_folder import lock, new_run_folder, newest_run_folder
 from hpcfl.results_schema import FORMAT_VERSION, Schema
 
-__all__ = ["FORMAT_VERSION", "ResultsWriter", "Schema", "new_run_folder"]
-
-
-def new_run_folder(out: Path, job: str) -> Path:
-    """Create OUT/<job>-<nnn> with the number after the highest one there is. Safe against runs that start at once.
-
-    Raises InputError where it cannot be created.
-    """
-    if job in ("", ".", "..") or job != Path(job).name:
-        raise InputError(f'job name "{job}": expected the name of a folder, without "/"')
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        matches = (re.fullmatch(re.escape(job) + r"-(\d{3,})", name) for name in os.listdir(out))
-        number = max((int(match[1]) for match in matches if match), default=0) + 1
-        while True:
-            folder = out / f"{job}-{number:03d}"
-            with contextlib.suppress(FileExistsError):  # another run took this number meanwhile
-                folder.mkdir()
-                return folder
-            number += 1
-    except OSError as error:
-        raise InputError(
-            f"out = {out}: cannot create a run folder there ({error.strerror}); choose another with --out"
-        ) from None
+__all__ = ["FORMAT_VERSION", "ResultsWriter", "Schema", "lock", "new_run_folder", "newest_run_folder"]
 
 
 class ResultsWriter:
-    """Writes one results file; made by ``create``. Every method that writes raises RunError where the disk fails."""
+    """Writes one results file; made by ``create`` or ``resume``. Raises RunError where the disk fails."""
 
     def __init__(self, file: h5py.File, path: Path, schema: Schema) -> None:
         self._file, self._path, self._schema = file, path, schema
         self._fields = {field.path: field for field in layout.fields(schema)}
         self._data = {path: file[path] for path in self._fields}
-        self._samples = {split: self._data[f"/clients/n_{split}"][()] for split in schema.splits}
+        chosen = slice(None) if schema.evaluated is None else schema.evaluated
+        self._samples = {split: self._data[f"/clients/n_{split}"][()][chosen] for split in schema.splits}
 
     @classmethod
     def create(
@@ -76,20 +53,45 @@ class ResultsWriter:
         """
         path = Path(path)
         temporary = path.with_name(f".{path.name}.part")
-        with _disk(path):
+        with disk(path, WRITING):
             if path.exists():
                 raise RunError(f"{path}: exists already, and results are never overwritten; start in a new folder")
             try:
-                name, flags = os.fsencode(temporary), h5py.h5f.ACC_EXCL
-                with h5py.File(h5py.h5f.create(name, flags, making.creation_list(), making.access_list())) as file:
+                with making.create(temporary) as file:
                     making.fill(file, schema, clients, config, attributes)
-                file = h5py.File(h5py.h5f.open(name, h5py.h5f.ACC_RDWR, making.access_list()))
-                file.swmr_mode = True
+                file = making.open_to_write(temporary)
                 writer = cls(file, path, schema)
                 temporary.rename(path)  # last: nobody can open, and so lock, the file before it is ready
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
+        return writer
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path,
+        schema: Schema,
+        *,
+        config: str,
+        attributes: Mapping[str, str | int | float],
+        clients: Mapping[str, np.ndarray] | None = None,
+    ) -> ResultsWriter:
+        """Go on with the file of a run that ended or was killed: the status is "running" again, /final is empty.
+
+        What is counted stays; rounds and evaluations may be written again from any counted row on. schema, config: of
+        the run as it goes on. The file keeps its length where the schema has fewer rounds, evaluations or ranks, and
+        has more of them where that has more. attributes, clients: as for ``create``; the attributes stay those of the
+        first start, and clients are compared where they are given.
+        Raises InputError where the data have changed, RunError where the file is damaged or cannot be written.
+        """
+        path = Path(path)
+        with disk(path, WRITING):
+            file, full = resuming.reopen(path, schema, config, attributes, clients)
+            writer = cls(file, path, full)
+            writer._set(restarts=int(file.attrs["restarts"]) + 1)
+            writer.status("running")
+            writer._clear_final()
         return writer
 
     def rounds(self, first: int, columns: Mapping[str, np.ndarray]) -> None:
@@ -106,7 +108,7 @@ class ResultsWriter:
         for name, values in columns.items():
             shape = (stop - first, *self._data[f"/rounds/{name}"].shape[1:])
             stored[name] = cast(values, self._fields[f"/rounds/{name}"], shape)
-        with _disk(self._path):
+        with disk(self._path, WRITING):
             for name, values in stored.items():
                 self._data[f"/rounds/{name}"][first:stop] = values
             self._count("rounds_done", stop)
@@ -117,14 +119,15 @@ class ResultsWriter:
         """Write one row of /evaluations and /per_client, then count it. Returns the means, named as in /evaluations.
 
         round: rounds done. seconds: since the start of the run. per_client: every "<model>/<split>_<metric>", every
-        exposed name and, with known true parameters, every "<model>/estimation_error", [N]. Clients without samples in
-        a split become NaN there and are left out of its means.
+        exposed name and, with known true parameters, every "<model>/estimation_error", of the clients that are
+        evaluated [E]. Those without samples in a split become NaN there and are left out of its means.
         """
         self._check_names("/per_client/", per_client)
         self._check_rows("evaluation", row, row + 1, "evaluations_done")
         stored = {}
         for name, values in per_client.items():
-            stored[name] = cast(values, self._fields[f"/per_client/{name}"], (self._schema.clients,))
+            shape = (self._schema.lengths[self._schema.measured],)
+            stored[name] = cast(values, self._fields[f"/per_client/{name}"], shape)
         means: dict[str, float] = {}
         for model, split, metric in layout.measures(self._schema):
             values, samples = stored[f"{model}/{split}_{metric}"], self._samples[split]
@@ -133,7 +136,7 @@ class ResultsWriter:
             means[f"{model}_{split}_{metric}_by_sample"] = formulas.sample_mean(values, samples)
         for model in self._schema.estimated:
             means[f"{model}_estimation_error"] = formulas.client_mean(stored[f"{model}/estimation_error"])
-        with _disk(self._path):
+        with disk(self._path, WRITING):
             for name, values in stored.items():
                 self._data[f"/per_client/{name}"][row] = values
             for name, value in {"round": round, "seconds": seconds, **means}.items():
@@ -142,12 +145,21 @@ class ResultsWriter:
         return means
 
     def timing(self, table: np.ndarray) -> None:
-        """Write /timing. table [ranks, 5]: seconds in compute, communicate, wait, evaluate, write."""
-        if np.shape(table) != (self._schema.ranks, len(layout.PHASES)):
-            raise ValueError(f"timing: shape {np.shape(table)}, expected {(self._schema.ranks, len(layout.PHASES))}")
-        with _disk(self._path):
+        """Write /timing. table [ranks, 5]: seconds in compute, communicate, wait, evaluate, write, over all starts.
+
+        Ranks beyond these, which an earlier start had, keep their rows.
+        """
+        ranks, phases = np.shape(table)
+        if ranks > self._schema.ranks or phases != len(layout.PHASES):
+            raise ValueError(f"timing: shape {(ranks, phases)}, expected {(self._schema.ranks, len(layout.PHASES))}")
+        with disk(self._path, WRITING):
             for phase, column in zip(layout.PHASES, np.asarray(table).T, strict=True):
-                self._data[f"/timing/{phase}"][()] = column
+                self._data[f"/timing/{phase}"][:ranks] = column
+
+    def timing_so_far(self) -> np.ndarray:
+        """[ranks in the file, 5] what /timing holds, 0 where nothing was written: what a run goes on from."""
+        with disk(self._path, "read the results"):
+            return np.nan_to_num(np.stack([self._data[f"/timing/{phase}"][()] for phase in layout.PHASES], 1))
 
     def models(self, kind: str, first_client: int, rows: np.ndarray) -> None:
         """Write models. kind "personal": rows [k, P] of the clients from first_client on; "global": rows [P]."""
@@ -157,12 +169,12 @@ class ResultsWriter:
         first, stop = (first_client, first_client + len(rows)) if kind == "personal" else (0, len(data))
         if np.shape(rows) != (stop - first, *data.shape[1:]) or not 0 <= first <= stop <= len(data):
             raise ValueError(f'models("{kind}"): {np.shape(rows)} from row {first} on does not fit {data.shape}')
-        with _disk(self._path):
+        with disk(self._path, WRITING):
             data[first:stop] = rows
 
     def final(self) -> None:
         """Fill /final from the last evaluation and the whole course. Models come by ``models``."""
-        with _disk(self._path):
+        with disk(self._path, WRITING):
             rounds, evaluations = (int(self._file.attrs[name]) for name in ("rounds_done", "evaluations_done"))
             values: dict[str, float | np.ndarray] = {"rounds": rounds}
             values |= {name: self._data[f"/rounds/{name}"][:rounds].sum() for name in layout.TOTALS}
@@ -181,7 +193,7 @@ class ResultsWriter:
         """Set the status: "running", "done", "stopped:why" or "failed:why"; also host, process id and the times."""
         if text.partition(":")[0] not in ("running", "done", "stopped", "failed"):
             raise ValueError(f'status "{text}": expected running, done, stopped:why or failed:why')
-        with _disk(self._path):
+        with disk(self._path, WRITING):
             self._file.flush()  # "done" must not get ahead of what it says is there
             self._set(status=text, end="" if text == "running" else now(), **process())
             self._file.flush()
@@ -189,8 +201,21 @@ class ResultsWriter:
     def close(self) -> None:
         """Close the file (again: nothing). The status stays as it is."""
         if self._file:
-            with _disk(self._path):
+            with disk(self._path, WRITING):
                 self._file.close()
+
+    def _clear_final(self) -> None:
+        """Empty /final, /final/models included, if it was filled."""
+        done = self._data["/final/rounds"]  # the first to be filled, the last to be emptied
+        if done[()] == self._fields["/final/rounds"].fill:
+            return
+        for path, data in self._data.items():
+            if path.startswith("/final/") and path != "/final/rounds":
+                for rows in resuming.pieces(data, len(data)) if data.shape else [()]:
+                    data[rows] = self._fields[path].fill
+        self._file.flush()
+        done[()] = self._fields["/final/rounds"].fill
+        self._file.flush()
 
     def _summary(self, evaluations: int) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -247,21 +272,3 @@ class ResultsWriter:
 def _cut(text: str, size: int) -> bytes:
     """As much UTF-8 as fits, without half a character."""
     return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore").encode()
-
-
-@contextlib.contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """What the file system refuses becomes a RunError that names the file and the reason."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for a failed write
-        found = re.search(r"errno = (\d+)", str(error))
-        if isinstance(error, ValueError) and not found:
-            raise
-        reason = os.strerror(int(found[1])) if found else str(error).partition("\n")[0]
-        hint = (
-            "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE"
-            if "unable to lock" in str(error)
-            else ""
-        )
-        raise RunError(f"{path}: cannot write the results: {reason}{hint}") from error

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -17,10 +20,12 @@ import numpy as np
 
 from hpcfl import __version__
 from hpcfl import results_schema as layout
+from hpcfl.errors import RunError
 from hpcfl.results_schema import FORMAT_VERSION, Field, Schema
 
 CHUNK = 1 << 18  # most values of one row in a chunk
 ROWS = 1 << 10  # most rows of a column in a chunk
+WRITING = "write the results"
 CHANGING = {"status": 512, "host": 256, "updated": 32, "end": 32}  # bytes of the root's strings that change
 
 
@@ -40,12 +45,33 @@ def creation_list() -> Any:
     return creation
 
 
+def create(path: Path) -> h5py.File:
+    """A new file, empty, in the place of what a kill may have left half made under this temporary name."""
+    path.unlink(missing_ok=True)
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation_list(), access_list()))
+
+
+def open_to_write(path: Path) -> h5py.File:
+    """A file at full size, in SWMR mode: from now on only bytes in place change."""
+    file = h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, access_list()))
+    file.swmr_mode = True
+    return file
+
+
 def fill(
-    file: h5py.File, schema: Schema, clients: Mapping[str, np.ndarray], config: str, more: Mapping[str, Any]
+    file: h5py.File,
+    schema: Schema,
+    clients: Mapping[str, np.ndarray],
+    config: str,
+    more: Mapping[str, Any],
+    kept: Mapping[str, Any] | None = None,
 ) -> None:
-    """Everything that the file will ever hold, into a new one. Arguments as for ResultsWriter.create."""
-    _root_attributes(file, more)
-    for path, attributes in layout.group_attributes(schema).items():
+    """Everything that the file will ever hold, into a new one. Arguments as for ResultsWriter.create.
+
+    kept: root attributes of the file that this one continues: they stay as they are.
+    """
+    _root_attributes(file, more, kept or {})
+    for path, attributes in group_attributes(schema).items():
         group = file.require_group(path)
         for name, value in attributes.items():
             _attribute(group, name, value)
@@ -58,14 +84,15 @@ def fill(
     scales: dict[str, h5py.Dataset] = {}
     for field in layout.scales(schema):
         axis = field.axes[0]
-        values = clients["id"] if axis == "client" else np.arange(schema.lengths[axis])
-        scales[axis] = _dataset(file, field, schema, values)
-        scales[axis].make_scale(axis)
+        ids = {"client": clients["id"], "evaluated": schema.evaluated}
+        scales[axis] = _dataset(file, field, schema, ids[axis] if axis in ids else np.arange(schema.lengths[axis]))
+        scales[axis].make_scale(layout.NAMES.get(axis, axis))
     for field in layout.fields(schema):
         data = _dataset(file, field, schema, _known(field, schema, clients))
         for number, axis in enumerate(field.axes):
-            if axis not in data.parent:
-                data.parent[axis] = scales[axis]  # hard link: xarray shows a coordinate only in its own group
+            name = layout.NAMES.get(axis, axis)
+            if name not in data.parent:
+                data.parent[name] = scales[axis]  # hard link: xarray shows a coordinate only in its own group
             data.dims[number].attach_scale(scales[axis])
     if schema.parameters is not None:
         offsets = accumulate((math.prod(shape) for _, shape in schema.parameters), initial=0)
@@ -74,17 +101,50 @@ def fill(
         _attribute(file["final/models"], "parameters", text)
 
 
-def _root_attributes(file: h5py.File, more: Mapping[str, Any]) -> None:
-    changing = {"rounds_done": 0, "evaluations_done": 0, "status": "running", "end": "", **process()}
+def group_attributes(schema: Schema) -> dict[str, dict[str, Any]]:
+    """Attributes per group, by path: NeXus classes and what to plot, so that viewers plot without help."""
+    main = f"test_{schema.metric}"
+    curves = [f"{model}_{main}" for model in schema.models]
+
+    def plot(signal: Sequence[str], *axes: str) -> dict[str, Any]:
+        more = {"auxiliary_signals": list(signal[1:])} if len(signal) > 1 else {}
+        return {"NX_class": "NXdata", "signal": signal[0], "axes": list(axes)} | more
+
+    when = "after `round` rounds: the global model before the next round's work, the personal one after the last's"
+    groups: dict[str, dict[str, Any]] = {
+        "/": {"NX_class": "NXroot", "default": "evaluations"},
+        "/config": {"NX_class": "NXcollection"},
+        "/clients": plot(["n_train"], "client") | {"clusters": schema.clusters},
+        "/clusters": plot(["n_clients"], "cluster"),
+        "/rounds": plot(["train_loss"], "round"),
+        "/evaluations": plot(curves, "round") | {"evaluated": when},
+        "/per_client": plot(list(schema.exposed), "evaluation", "client")
+        if schema.exposed
+        else {"NX_class": "NXcollection", "default": schema.models[0]},
+        "/timing": plot(layout.PHASES, "rank"),
+        "/final": {"NX_class": "NXcollection"},
+    }
+    for model in schema.models:
+        groups[f"/per_client/{model}"] = plot([main], "evaluation", "client")
+    if schema.parameters is not None:
+        axes = ("client", "parameter") if schema.models[0] == "personal" else ("parameter",)
+        groups["/final/models"] = plot([schema.models[0]], *axes)
+    return groups
+
+
+def _root_attributes(file: h5py.File, more: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+    counts = {"rounds_done": 0, "evaluations_done": 0, "restarts": 0}
+    changing = {**counts, "status": "running", "end": "", **process()}
     for name, value in changing.items():  # before the others: see creation_list
-        _attribute(file, name, value, CHANGING.get(name, 0))
+        _attribute(file, name, kept.get(name, value), CHANGING.get(name, 0))
     fixed = {"filetype": layout.FILETYPE, "format_version": np.array(FORMAT_VERSION, "int64"), "start": now()}
     taken = more.keys() & (changing.keys() | fixed.keys())
     if taken:
         raise ValueError(f"attributes {sorted(taken)}: written by the results file itself")
     versions = {"hpcfl_version": __version__, "h5py_version": h5py.__version__, "numpy_version": np.__version__}
-    for name, value in {**fixed, **versions, **more}.items():
-        _attribute(file, name, value)
+    for name, value in {**fixed, **versions, **more, **kept}.items():
+        if name not in changing:
+            _attribute(file, name, value)
 
 
 def _known(field: Field, schema: Schema, clients: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -151,3 +211,28 @@ def process() -> dict[str, Any]:
 
 def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def disk(path: Path, what: str) -> Iterator[None]:
+    """What the file system refuses becomes a RunError that names the file and the reason. what: "write the results"."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for a failed write
+        found = re.search(r"errno = (\d+)", str(error))
+        if isinstance(error, ValueError) and not found:
+            raise
+        reason = os.strerror(int(found[1])) if found else getattr(error, "strerror", None)
+        reason = reason or str(error).partition("\n")[0]
+        locks = "unable to lock" in str(error)
+        hint = "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE" if locks else ""
+        raise RunError(f"{path}: cannot {what}: {reason}{hint}") from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT_VERSION = (1, 2)  # (major, minor): a reader understands every minor version of its major version
+FORMAT_VERSION = (1, 3)  # (major, minor): a reader understands every minor version of its major version
 FILETYPE = "hpcfl results"
 
 KINDS = ("local", "cluster", "global")  # the codes of /rounds/kind
@@ -20,6 +20,7 @@ PHASES = ("compute", "communicate", "wait", "evaluate", "write")  # the columns 
 RECENT = 10  # rounds whose participants' tests are summarised
 HIGHER_IS_BETTER = {"loss": False, "accuracy": True, "squared_error": False}
 MEANING = {"loss": "loss", "accuracy": "share of samples classified correctly", "squared_error": "squared error"}
+NAMES = {"evaluated": "client"}  # of axes' scales, where not the axis' own
 GROWING = ("round", "evaluation", "rank")  # axes that a resumed run may make longer: more rounds, other ranks
 
 
@@ -43,6 +44,7 @@ class Schema:
     own_classes: bool = False  # labels are each client's own
     dtype: str = "float32"  # of the values per client and of the models
     parameters: Sequence[tuple[str, tuple[int, ...]]] | None = None  # (name, shape) in flat order: save the models
+    evaluated: np.ndarray | None = field(default=None, compare=False)  # [E] the clients evaluated, ascending; None: all
 
     def __post_init__(self) -> None:
         for what, given, valid in (
@@ -74,6 +76,11 @@ class Schema:
         return self.models if self.truth else ()
 
     @property
+    def measured(self) -> str:
+        """The axis of the clients in /per_client."""
+        return "client" if self.evaluated is None else "evaluated"
+
+    @property
     def averages_by_coins(self) -> bool:
         """Whether one coin "global" and a coin "cluster" of each cluster say who averages in a round."""
         return self.coins.get("global") == 1 and self.coins.get("cluster") == self.clusters
@@ -89,6 +96,7 @@ class Schema:
         lengths = {"round": self.rounds, "evaluation": self.evaluations, "client": self.clients, "rank": self.ranks}
         lengths |= {"cluster": self.clusters} | {f"{name}_coin": number for name, number in self.coins.items()}
         lengths |= {"class": self.classes} if self.classes is not None else {}
+        lengths |= {"evaluated": len(self.evaluated)} if self.evaluated is not None else {}
         return lengths | ({"parameter": self.size} if self.parameters is not None else {})
 
 
@@ -128,6 +136,9 @@ def scales(schema: Schema) -> Iterator[Field]:
     for name in schema.coins:
         yield Field(f"/rounds/{name}_coin", (f"{name}_coin",), "int64", "1", f'number of the coin "{name}"')
     yield Field("/evaluations/evaluation", ("evaluation",), "int64", "1", "evaluation index, from 0")
+    if schema.evaluated is not None:
+        text = "client number: a fixed random sample is evaluated"
+        yield Field("/per_client/client", ("evaluated",), "int64", "1", text)
     yield Field("/timing/rank", ("rank",), "int64", "1", "MPI rank")
     if schema.parameters is not None:
         yield Field("/final/models/parameter", ("parameter",), "int64", "1", "position in the flat model")
@@ -180,11 +191,11 @@ def _rounds(schema: Schema) -> Iterator[Field]:
 
 
 def _evaluations(schema: Schema) -> Iterator[Field]:
-    axis = ("evaluation",)
+    axis, each = ("evaluation",), ("evaluation", schema.measured)
     yield Field("/evaluations/round", axis, "int64", "1", "rounds done before the evaluation")
     yield Field("/evaluations/seconds", axis, "float64", "s", "time since the start of the run")
     for name in schema.exposed:
-        yield Field(f"/per_client/{name}", ("evaluation", "client"), schema.dtype, "1", f"{name} of each client")
+        yield Field(f"/per_client/{name}", each, schema.dtype, "1", f"{name} of each client")
     for model, split, metric in measures(schema):
         what = f"{MEANING[metric]} of the {model} model, {split} samples"
         key = f"{model}_{split}_{metric}"
@@ -193,10 +204,10 @@ def _evaluations(schema: Schema) -> Iterator[Field]:
         text = f"{what}: mean over samples, sum_i n_i m_i / sum_i n_i {over}, n_i = /clients/n_{split}"
         yield Field(f"/evaluations/{key}_by_sample", axis, "float64", "1", text)
         text = f"{what}, mean over the client's samples"
-        yield Field(f"/per_client/{model}/{split}_{metric}", ("evaluation", "client"), schema.dtype, "1", text)
+        yield Field(f"/per_client/{model}/{split}_{metric}", each, schema.dtype, "1", text)
     for model in schema.estimated:
         text = f"estimation error of the {model} model, |theta_i - theta_i*|, theta_i* the client's true parameters"
-        yield Field(f"/per_client/{model}/estimation_error", ("evaluation", "client"), schema.dtype, "1", text)
+        yield Field(f"/per_client/{model}/estimation_error", each, schema.dtype, "1", text)
         yield Field(f"/evaluations/{model}_estimation_error", axis, "float64", "1", f"{text}: mean over clients")
 
 
@@ -262,34 +273,3 @@ def measures(schema: Schema) -> Iterator[tuple[str, str, str]]:
         for split in schema.splits:
             for metric in schema.metrics:
                 yield model, split, metric
-
-
-def group_attributes(schema: Schema) -> dict[str, dict[str, Any]]:
-    """Attributes per group, by path: NeXus classes and what to plot, so that viewers plot without help."""
-    main = f"test_{schema.metric}"
-    curves = [f"{model}_{main}" for model in schema.models]
-
-    def plot(signal: Sequence[str], *axes: str) -> dict[str, Any]:
-        more = {"auxiliary_signals": list(signal[1:])} if len(signal) > 1 else {}
-        return {"NX_class": "NXdata", "signal": signal[0], "axes": list(axes)} | more
-
-    when = "after `round` rounds: the global model before the next round's work, the personal one after the last's"
-    groups: dict[str, dict[str, Any]] = {
-        "/": {"NX_class": "NXroot", "default": "evaluations"},
-        "/config": {"NX_class": "NXcollection"},
-        "/clients": plot(["n_train"], "client") | {"clusters": schema.clusters},
-        "/clusters": plot(["n_clients"], "cluster"),
-        "/rounds": plot(["train_loss"], "round"),
-        "/evaluations": plot(curves, "round") | {"evaluated": when},
-        "/per_client": plot(list(schema.exposed), "evaluation", "client")
-        if schema.exposed
-        else {"NX_class": "NXcollection", "default": schema.models[0]},
-        "/timing": plot(PHASES, "rank"),
-        "/final": {"NX_class": "NXcollection"},
-    }
-    for model in schema.models:
-        groups[f"/per_client/{model}"] = plot([main], "evaluation", "client")
-    if schema.parameters is not None:
-        axes = ("client", "parameter") if schema.models[0] == "personal" else ("parameter",)
-        groups["/final/models"] = plot([schema.models[0]], *axes)
-    return groups

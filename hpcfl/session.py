@@ -2,7 +2,8 @@
 
 A mistake of the user and a diverged run are raised on all ranks alike: rank 0 says it once and all leave. Any other
 exception ends the job within seconds: the rank that has it tells what, where and with which clients, leaves the
-traceback in a file of the run's folder, and aborts; rank 0 still marks the results as failed.
+traceback in a file of the run's folder, and aborts; rank 0 still marks the results as failed. Where the job asks for it
+and MPI offers it, the death of a rank is none of these: the others form a new world and go on from a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,43 +23,126 @@ from hpcfl.config import Job, load
 from hpcfl.errors import HpcflError
 from hpcfl.registry import load_plugins
 from hpcfl.results import ResultsWriter
-from hpcfl.run import run
+from hpcfl.run import Outcome, run
+from hpcfl.signals import StopNow, StopRequest
+from hpcfl.start import RESULTS, Start, to_continue
 
 PATIENCE = 2.0  # seconds to wait for the other ranks before the job is aborted
+STOPPED = 75  # exit code of a run that goes on with --resume: EX_TEMPFAIL
 
 
 class Session:
     """A run from the command line to its exit code."""
 
-    def __init__(self, job: Path, changes: Sequence[str], plugins: Sequence[Path]):
+    def __init__(
+        self, job: Path, changes: Sequence[str], plugins: Sequence[Path], request: StopRequest, *, resume: bool = False
+    ):
+        """request: listens already. resume: go on with the newest run of the job, where there is one."""
         self.job_file, self.changes, self.plugins = job, changes, plugins
+        self.request, self.resume = request, resume
         self.folder: Path | None = None
+        self.start: Start | None = None
         self.writer: ResultsWriter | None = None
         self.comm = Comm()
 
     def run(self) -> int:
-        """Collective over the world. Returns the exit code: 0 done, 1 failure, 2 wrong input."""
+        """Collective over the world. Returns the exit code: 0 done, 1 failure, 2 wrong input, 75 to be gone on with."""
         try:
             self.comm = world()
+            self.request.follow(self.comm.rank, self._told)
             load_plugins(list(self.plugins))
             job = load(self.job_file, self.changes)
-            self._watch_for_the_end()
-            with Report(job, self.comm) as report:
-                run(job, self.comm, opened=self._opened, progress=report.update)
-            if self.comm.rank == 0:
-                print(f"done: {self.folder}/results.h5", flush=True)
-            return 0
+            if job.run.on_rank_loss == "shrink":
+                self.comm.check_fault_tolerance()
+            if self.resume:
+                self.folder, done = self.comm.from_root(lambda: to_continue(job))
+                if done:
+                    self._say(f"done already: {self.folder}/{RESULTS}; raise run.rounds to go on")
+                    return 0
+            return self._ended(self._run(job))
         except HpcflError as error:
             return self._leave(error, error.exit_code, orderly=error.everywhere)
+        except StopNow as error:
+            saved = self.start.keeper.round if self.start else None
+            return self._leave(error, 1 if saved is None else STOPPED, orderly=False)
         except KeyboardInterrupt as error:
             return self._leave(error, 1, orderly=False)
         except Exception as error:
             return self._leave(error, 1, orderly=False)
 
-    def _opened(self, folder: Path, writer: ResultsWriter | None, engine: object) -> None:
-        self.folder, self.writer = folder, writer
+    def _run(self, job: Job) -> Outcome:
+        """The job on all ranks; on those that are left, where one dies and the job is to go on without it."""
+        while True:
+            try:
+                with Report(job, self.comm) as report:
+                    return run(
+                        job,
+                        self.comm,
+                        opened=self._opened,
+                        progress=report.update,
+                        folder=self.folder,
+                        asked=lambda: self.request.reason,
+                        warn=self._warn,
+                        started=self.request.started,
+                    )
+            except Exception as error:
+                if job.run.on_rank_loss != "shrink" or not self.comm.lost(error):
+                    raise
+            self._survive()
+
+    def _survive(self) -> None:
+        """Collective over the ranks that are left: a world of their own; rank 0 is the lowest of them."""
+        before = self.comm.size
+        while True:
+            if self.start:
+                self.start.close()
+                self.start = self.writer = None
+            self.comm = self.comm.survivors()
+            try:
+                self.comm.settle()
+                folders = self.comm.gather(self.folder)
+                known = [folder for folder in folders if folder] if folders else []
+                self.folder = self.comm.bcast(known[0] if known else None)  # some ranks may not have come to know it
+                break
+            except Exception as error:
+                if not self.comm.lost(error):
+                    raise
         if self.comm.rank == 0:
-            print(f"results: {folder}/results.h5", flush=True)
+            self.request.follow(0, self._told)
+        self._warn(f"{before - self.comm.size} of {before} ranks died; the other {self.comm.size} go on")
+
+    def _opened(self, start: Start) -> None:
+        self.start, self.folder, self.writer = start, start.folder, start.writer
+        for warning in start.warnings:
+            self._warn(warning)
+        since = f", going on after round {start.done}" if start.resumed else ""
+        self._say(f"results: {start.folder}/{RESULTS}{since}")
+
+    def _ended(self, outcome: Outcome) -> int:
+        """Says how the run ended."""
+        self.writer = None  # is closed
+        if outcome.checkpoints:
+            share = 100 * outcome.seconds / max(outcome.elapsed, 1e-9)
+            self._say(f"checkpoints: {outcome.checkpoints} in {outcome.seconds:.2f} s ({share:.1f} % of the time)")
+        if outcome.status == "done":
+            self._say(f"done: {self.folder}/{RESULTS}")
+            return 0
+        why = outcome.status.removeprefix("stopped:")
+        if outcome.saved is None:
+            self._say(f"stopped after round {outcome.done} ({why}), without a checkpoint: {self.folder}/{RESULTS}")
+            return 1
+        self._say(
+            f"stopped after round {outcome.done} ({why}); checkpoint after round {outcome.saved}: go on with --resume"
+        )
+        return STOPPED
+
+    def _say(self, text: str) -> None:
+        if self.comm.rank == 0:
+            print(text, flush=True)
+
+    def _warn(self, text: str) -> None:
+        if self.comm.rank == 0:
+            print(f"hpcfl: {text}", file=sys.stderr, flush=True)
 
     def _leave(self, error: BaseException, code: int, *, orderly: bool) -> int:
         """Says what happened, marks the results, and ends: in order when all ranks are here, else by abort."""
@@ -68,11 +151,11 @@ class Session:
             text = self._describe(error)
             print(text, file=sys.stderr, flush=True)
             reason = " ".join(text.removeprefix("hpcfl: ").split())
-            if not isinstance(error, HpcflError) and self.folder:
+            if not isinstance(error, HpcflError | KeyboardInterrupt) and self.folder:
                 (self.folder / f"error-rank{self.comm.rank}.txt").write_text(
                     f"{reason}\n\n" + "".join(traceback.format_exception(error))
                 )
-            self._mark(f"failed:{reason}")
+            self._mark(f"{'stopped' if isinstance(error, StopNow) else 'failed'}:{reason}")
         if not together:
             self.comm.abort(code)
         return code
@@ -80,8 +163,14 @@ class Session:
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, HpcflError):
             return "\n".join(f"hpcfl: {line}" for line in str(error).splitlines())
+        if isinstance(error, StopNow):
+            saved = self.start.keeper.round if self.start else None
+            kept = "there is no checkpoint" if saved is None else f"the last checkpoint is of round {saved}"
+            return f"hpcfl: stopped at once by a second signal ({error}); {kept}"
         if isinstance(error, KeyboardInterrupt):
             return "hpcfl: interrupted"
+        if self.comm.lost(error):
+            return "hpcfl: another rank died; its own messages, or the batch system's, say why (often: out of memory)"
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = "; ".join([*getattr(error, "__notes__", []), f"{Path(last.filename).name} line {last.lineno}"])
         traced = f"; traceback in {self.folder}/error-rank{self.comm.rank}.txt" if self.folder else ""
@@ -93,32 +182,31 @@ class Session:
             writer.status(status)
             writer.close()
 
-    def _watch_for_the_end(self) -> None:
-        """On rank 0: marks the results when a SIGTERM comes while the main thread waits in an MPI call.
+    def _told(self, number: signal.Signals) -> None:
+        """On rank 0, in a thread of its own: a signal has come, while the main thread may wait in an MPI call.
 
-        That is how a launcher ends the ranks after an abort, some tenths of a second before SIGKILL. Python runs no
-        signal handler during such a call, but it writes the signal's number to a pipe at once.
+        SIGTERM is how a launcher ends the ranks after an abort, some tenths of a second before SIGKILL.
         """
-        if self.comm.rank != 0:
-            return
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-
-        def watch() -> None:
-            while os.read(read, 1)[0] != signal.SIGTERM:
-                pass
-            self._mark(f"failed:{self._cause()}")
+        cause = self._cause()
+        if number in self.request.signals and cause is None:
+            self._warn(f"{number.name}: stopping with a checkpoint after the rounds under way; once more: at once")
+        elif number == signal.SIGTERM:
+            self._mark(f"failed:{cause or self._ended_from_outside()}")
             os._exit(128 + signal.SIGTERM)
 
-        threading.Thread(target=watch, name="end", daemon=True).start()
-
-    def _cause(self) -> str:
+    def _cause(self) -> str | None:
         """What another rank left in the run's folder before it aborted the job."""
         for file in sorted(self.folder.glob("error-rank*.txt")) if self.folder else []:
             return file.read_text().partition("\n")[0]
-        return "terminated by SIGTERM: the launcher, the batch system or a person ended the job"
+        return None
+
+    def _ended_from_outside(self) -> str:
+        saved = self.start.keeper.round if self.start else None
+        last = "" if saved is None else f"; the last checkpoint is of round {saved}"
+        return (
+            f"terminated by SIGTERM: the launcher, the batch system or a person ended the job{last}; "
+            f"to stop with a checkpoint: kill -{self.request.name} the mpirun process"
+        )
 
 
 class Report:

@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 
 from hpcfl.errors import InputError
-from hpcfl.results_schema import FILETYPE, FORMAT_VERSION, HIGHER_IS_BETTER
+from hpcfl.results_open import open_to_read, root_attributes, text
+from hpcfl.results_schema import HIGHER_IS_BETTER
 
 COINS = ("global", "cluster")
 
@@ -29,10 +30,9 @@ class Run:
     def __init__(self, path: Path) -> None:
         path = Path(path)
         self.path = path / "results.h5" if path.is_dir() else path
-        self.file = _open(self.path)
+        self.file = open_to_read(self.path)
         try:
-            self.attributes: Mapping[str, Any] = {name: _plain(value) for name, value in self.file.attrs.items()}
-            _check(self.path, self.attributes)
+            self.attributes = root_attributes(self.path, self.file)
             self.rounds_done = int(self.attributes["rounds_done"])
             self.evaluations_done = int(self.attributes["evaluations_done"])
             self.config: Mapping[str, Any] = tomllib.loads(self.text("/config/toml"))
@@ -65,7 +65,7 @@ class Run:
         return self.file[path][self.evaluations_done - 1] if self.evaluations_done else None
 
     def text(self, path: str) -> str:
-        return str(_plain(self.file[path][()]))
+        return text(self.file, path)
 
     @property
     def status(self) -> str:
@@ -97,6 +97,15 @@ class Run:
     @property
     def clients(self) -> int:
         return len(self.file["/clients/client"])
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """Numbers of the clients that evaluations cover, ascending: those of /per_client."""
+        return self.file[f"/per_client/{self.models[0]}/client"][()]
+
+    def samples(self, split: str) -> np.ndarray:
+        """Their numbers of samples in a split."""
+        return self.file[f"/clients/n_{split}"][()][self.evaluated]
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -164,47 +173,6 @@ def find(files: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
 
 def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", text)]
-
-
-def _open(path: Path) -> h5py.File:
-    if not path.exists():
-        raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run")
-    try:
-        with path.open("rb") as file:
-            head, size = file.read(48), os.fstat(file.fileno()).st_size
-        if not h5py.is_hdf5(path):
-            raise InputError(f"{path}: not an HDF5 file; expected a results.h5")
-        modern, flags, end = head[8] == 3, head[11], int.from_bytes(head[28:36], "little")  # of the superblock
-        if modern and size < end:
-            raise InputError(f"{path}: cut off after {size} of {end} bytes; copy it again")
-        # SWMR only where a writer has it or was killed: in this mode HDF5 waits for damaged parts, as not yet written.
-        swmr = modern and flags != 0
-        try:
-            return h5py.File(path, "r", swmr=swmr)
-        except OSError as error:
-            if "unable to lock" not in str(error):  # another program's lock, or a file system without any
-                raise
-            return h5py.File(path, "r", swmr=swmr, locking=False)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or str(error)}") from None
-
-
-def _check(path: Path, attributes: Mapping[str, Any]) -> None:
-    if attributes.get("filetype") != FILETYPE:
-        raise InputError(f'{path}: an HDF5 file, but not of hpcfl; its attribute "filetype" is not "{FILETYPE}"')
-    version = tuple(int(number) for number in attributes["format_version"])
-    if version[0] > FORMAT_VERSION[0]:
-        raise InputError(
-            f"{path}: format version {version[0]}.{version[1]} is newer than this hpcfl, which reads "
-            f"{FORMAT_VERSION[0]}.x; update hpcfl"
-        )
-
-
-def _plain(value: Any) -> Any:
-    """Python's own type for an attribute or a scalar: fixed-length strings come as bytes."""
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _alive(pid: int) -> bool:

@@ -92,7 +92,7 @@ def mismatches(run: Run) -> Iterator[str]:
     """What in the stored means does not follow from the values per client or per round, one line per column."""
     for model in run.models:
         for split in run.splits:
-            samples = run.read(f"/clients/n_{split}")
+            samples = run.samples(split)
             for metric in run.metrics:
                 values, means = f"/per_client/{model}/{split}_{metric}", f"/evaluations/{model}_{split}_{metric}"
                 yield from _check_course(run, values, means, partial(formulas.client_mean, samples=samples))
@@ -117,7 +117,7 @@ def mismatches(run: Run) -> Iterator[str]:
 def _check_course(run: Run, values: str, means: str, mean: Callable[[np.ndarray], float]) -> Iterator[str]:
     """The first row of ``means`` that is not the mean of that row of ``values``."""
     data, stored = run.file[values], run.read(means)
-    step = max(1, BLOCK // max(1, run.clients))
+    step = max(1, BLOCK // max(1, data.shape[1]))
     for first in range(0, run.evaluations_done, step):
         block = data[first : min(first + step, run.evaluations_done)]
         wrong = [k for k, row in enumerate(block) if not _same(stored[first + k], mean(row))]
@@ -137,7 +137,7 @@ def _check_final(run: Run, what: str, found: Mapping[str, float], source: str) -
 
 def _last(run: Run, model: str, metric: str) -> dict[str, float]:
     """Mean, deviation over clients, worst decile of the test samples at the last evaluation; NaN before the first."""
-    values, samples = run.last(f"/per_client/{model}/test_{metric}"), run.read("/clients/n_test")
+    values, samples = run.last(f"/per_client/{model}/test_{metric}"), run.samples("test")
     if values is None:
         return dict.fromkeys(("mean", "std", "worst_decile"), np.nan)
     return {
@@ -170,7 +170,7 @@ def _row(run: Run, sent: Mapping[str, int]) -> Row:
     quality += [_spread(values.get("global")), _best(run, main)]
     return Row(
         run.metric,
-        [*about, f"{run.clients:,}"],
+        [*about, _clients(run)],
         quality,
         loss=_number(_last(run, main, "loss")["mean"]),
         error=_spread(_last_error(run, main)) if run.truth else None,
@@ -181,6 +181,12 @@ def _row(run: Run, sent: Mapping[str, int]) -> Row:
             f"{run.read('/rounds/seconds').sum():,.1f}",
         ],
     )
+
+
+def _clients(run: Run) -> str:
+    """Their number; of a random sample that was evaluated, both numbers."""
+    evaluated = len(run.evaluated)
+    return f"{run.clients:,}" if evaluated == run.clients else f"{evaluated:,} of\n{run.clients:,}"
 
 
 def _best(run: Run, model: str) -> str:

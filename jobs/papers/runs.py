@@ -50,7 +50,7 @@ class Runs:
         start = time.perf_counter()
         opened: list[Path] = []
         try:
-            run(job, self.comm, opened=lambda path, *_: opened.append(path), progress=lambda *_: None)
+            run(job, self.comm, opened=lambda start: opened.append(start.folder), progress=lambda *_: None)
         except Diverged as error:
             raise Diverged(f"{opened[0]}: {error}") from None
         self.made += 1

@@ -242,8 +242,8 @@ def recorded(o, toss, participants=None, ranks=1, **engine_options):
     def rank(comm):
         engine, algorithm = ready(DATA, o, cluster=OF, world=comm, **engine_options)
         _, account = one_round(engine, algorithm, state_of(engine, theta_0()), *toss, participants=participants)
-        plan = Plan(0, 1, None if participants is None else [np.array(participants)], {}, False, None)
-        Recorder(engine, algorithm, ("train",), kept if comm.rank == 0 else None).rounds(plan, [account], [0.0])
+        plan = Plan(0, 1, None if participants is None else [np.array(participants)], {}, False, False, None)
+        Recorder(engine, algorithm, ("train",), kept if comm.rank == 0 else None, 1).rounds(plan, [account], [0.0])
 
     on_ranks(ranks, rank)
     return kept.columns

@@ -41,7 +41,7 @@ def test_coins_that_say_who_averages(tmp_path, coins, expected):
         assert run.metrics == ("loss", "accuracy")
 
 
-@pytest.mark.parametrize("minor", [0, 1])
+@pytest.mark.parametrize("minor", [0, 1, 2])
 def test_a_file_of_an_older_format_is_read(tmp_path, minor):
     folder = finished(tmp_path, clusters=2)
     with h5py.File(folder / "results.h5", "r+") as file:
@@ -54,21 +54,23 @@ def test_a_file_of_an_older_format_is_read(tmp_path, minor):
 
 def test_old_files_share_tables_and_figures_with_new_ones(tmp_path):
     pytest.importorskip("matplotlib")
-    for minor in (0, 1, 2):
-        folder = finished(tmp_path, participants=minor == 2, own_classes=minor == 2)
+    for minor in (0, 1, 2, 3):
+        folder = finished(tmp_path, participants=minor >= 2, own_classes=minor >= 2)
         with h5py.File(folder / "results.h5", "r+") as file:
             old(file, minor)
     shown = table([tmp_path])
-    assert (shown.row_count, shown.caption) == (3, None)
+    assert (shown.row_count, shown.caption) == (4, None)
     (tested,) = [column for column in shown.columns if str(column.header).startswith("participants")]
-    assert [str(cell).partition("\n")[0] for cell in tested.cells] == ["-", "-", "0.2812"]
+    assert [str(cell).partition("\n")[0] for cell in tested.cells] == ["-", "-", "0.2812", "0.2812"]
     plot([tmp_path], tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
 
 
 def old(file, minor):
     """Take from a file what a minor version of the format 1 did not have."""
-    assert tuple(file.attrs["format_version"]) == FORMAT_VERSION == (1, 2)  # another one: say below what it adds
+    assert tuple(file.attrs["format_version"]) == FORMAT_VERSION == (1, 3)  # another one: say below what it adds
+    if minor < 3:
+        del file.attrs["restarts"]
     if minor < 2:
         del file["rounds/forward_passes"], file["rounds/backward_passes"], file.attrs["protocol"], file.attrs["labels"]
     if minor < 1:

@@ -18,10 +18,10 @@ from torch import nn
 import hpcfl
 from hpcfl.comm import Comm, world
 from hpcfl.config import Job, resolve
-from hpcfl.engine import Engine
 from hpcfl.models import Spec
 from hpcfl.registry import register
 from hpcfl.run import run
+from hpcfl.start import Start
 
 
 @register("model", "benchmark-cnn")
@@ -82,8 +82,8 @@ class Rank:
         self.start = self.turns.wait() if self.turns else time.perf_counter()
         self.comm.barrier()
 
-    def opened(self, path: Path, writer: object, engine: Engine) -> None:
-        self.engine = engine
+    def opened(self, start: Start) -> None:
+        self.engine = start.keeper.engine
 
     def progress(self, done: int, means: object) -> None:
         self.comm.barrier()

@@ -34,7 +34,7 @@ class State:
     """Everything an algorithm remembers between rounds."""
 
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # equal on all ranks: [P], [K, P], optimiser moments
-    local: Mapping[str, Tensor] = field(default_factory=dict)  # one row per client of this rank: [C, ...]
+    local: Mapping[str, Tensor] = field(default_factory=dict)  # one row per client of this rank: [C, ...] (rows.Kept)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class Block:
         if whole is None:
             index = np.minimum(np.arange(members.length), self.samples[:, None] - 1)
             whole = self._whole = self._gather(index, self.samples, t)
-            if self._group.x.dtype == self._group.dtype:
+            if self._group.held:
                 members.full_batch = whole
         return whole if whole.key is None else replace(whole, key=self._keys(t))
 
@@ -215,12 +215,11 @@ class Block:
     def _gather(self, index: np.ndarray, real: np.ndarray, t: int) -> Batch:
         """Batch of the samples index [C, B] (numbered within each client), of which the first real [C] count."""
         device = self._group.x.device
-        flat = torch.from_numpy(index + self._group.start[self.rows, TRAIN, None]).to(device)
         if self._weights is None or self._weights[0] != real.tobytes():
             weight = (np.arange(index.shape[1]) < real[:, None]) / real[:, None]
             self._weights = (real.tobytes(), torch.from_numpy(weight).to(device=device, dtype=self._group.dtype))
-        x, y, mask = self._group.inputs(flat), self._group.y[flat], self._group.outputs(self.rows)
-        return Batch(x, y, self._weights[1], self.real, self._keys(t), mask)
+        x, y = self._group.gather(self.rows, index, TRAIN)
+        return Batch(x, y, self._weights[1], self.real, self._keys(t), self._group.outputs(self.rows))
 
     def _keys(self, t: int) -> Tensor | None:
         if not self._task.dropout_keys:

@@ -19,9 +19,12 @@ from hpcfl.engine import Engine
 from hpcfl.errors import InputError
 from hpcfl.group import Group, pack
 from hpcfl.models import Spec
+from hpcfl.on_demand import OnDemand, Read
 from hpcfl.partition import Shares, deal
+from hpcfl.partition.lazily import arranged, deal_counts
 from hpcfl.placement import place
 from hpcfl.splits import SPLITS, TEST, TRAIN, VALIDATION
+from hpcfl.store import check_place
 from hpcfl.task import Task
 from hpcfl.topology import Topology
 
@@ -38,6 +41,7 @@ class Population:
     scale: float
     shift: float
     own_classes: np.ndarray | None = None  # [N] with local labels: classes of each client
+    on_demand: np.dtype | None = None  # type of x where samples are made or read on demand
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -60,10 +64,11 @@ def build(job: Job, world: Comm) -> Built:
     settle(job.run.threads)
     node = world.node()
     device = world.together(lambda: choose_device(job.run.device, node.rank))
+    check_place(job.run.state, job.algorithm, device)
     dtype = getattr(torch, job.run.dtype)
-    source = world.together(lambda: load(job) if node.rank == 0 else None)
+    source = world.together(lambda: _source(job) if node.rank == 0 else None)
     _compare(world, source)
-    population = node.bcast(_population(*source) if source else None)
+    population = node.bcast(source.population if source else None)
     clients = len(population.cluster)
     cohort = job.run.cohort(clients)
     if job.algorithm.whole_cohort and cohort < clients:
@@ -81,18 +86,26 @@ def build(job: Job, world: Comm) -> Built:
     task = Task(module, spec.shape, spec.classes, l2=l2, backend=job.run.backend, device=device, dtype=dtype)
     parts = None
     if source and neighbours:
-        data, shares = source
-        truth = _truth(data, shares, task.layout.size)
-        y = data.y if shares.label is None else shares.label
-        parts = [pack(data.x, y, shares.client, shares.split, placement.hosted(r), truth) for r in neighbours]
+        parts = [source.part(placement.hosted(r), task.layout.size) for r in neighbours]
+    del source
     arrays = node.scatter_arrays(parts)
+    del parts
+    read = None if population.on_demand is None else world.together(lambda: reader(job, population))
     hosted, own_heads = placement.hosted(world.rank), job.algorithm.own_heads
-    group = make_group(arrays, hosted, population, device, dtype, seed=job.run.seed, own_heads=own_heads)
+    group = make_group(arrays, hosted, population, device, dtype, seed=job.run.seed, own_heads=own_heads, read=read)
     topology = Topology.build(world, node, placement)
     engine = Engine(
-        task, group, topology, job.algorithm, seed=job.run.seed, reduction=job.run.reduction, block=job.run.block
+        task,
+        group,
+        topology,
+        job.algorithm,
+        seed=job.run.seed,
+        reduction=job.run.reduction,
+        block=job.run.block,
+        eval_clients=job.run.eval_clients,
     )
     algorithm = job.algorithm.prepare(engine)
+    algorithm.init(task, group.some(np.zeros(0, np.int64)))  # what it refuses, it does before there is a folder
     if job.run.protocol == "participants" and type(algorithm).local_model is Work.local_model:
         raise InputError(
             f'run.protocol = "participants": {job.algorithm_name} does not say which model a participant holds after '
@@ -107,6 +120,55 @@ def build(job: Job, world: Comm) -> Built:
         coins=algorithm.coins(placement.clusters),
     )
     return Built(engine, algorithm, coordinator, population)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one process per node knows of the data: all samples and who owns them, or nothing but the population."""
+
+    population: Population
+    held: tuple[Dataset, Shares] | None
+
+    def part(self, ids: np.ndarray, parameters: int) -> dict[str, np.ndarray]:
+        """What a rank with these clients gets, as by ``pack``. parameters: of a model."""
+        if self.held is None:
+            population = self.population
+            y = np.zeros(0, np.int64 if population.classes else np.float64)
+            return {"x": np.zeros((0, *population.shape), population.on_demand), "y": y}
+        data, shares = self.held
+        y = data.y if shares.label is None else shares.label
+        return pack(data.x, y, shares.client, shares.split, ids, _truth(data, shares, parameters))
+
+    def digest(self) -> str:
+        """Equal where the data are."""
+        arrays = [self.population.cluster, self.population.count]
+        if self.held is not None:
+            data, shares = self.held
+            arrays += [a for a in (data.y, data.truth, shares.client, shares.split) if a is not None]
+        return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
+
+
+def _source(job: Job) -> Source:
+    if not getattr(job.data, "lazy", False):
+        held = load(job)
+        return Source(_population(*held), held)
+    survey = job.data.survey(job.run.seed)
+    cluster, count = deal_counts(job.partition, survey)
+    shape, scale, shift = survey.shape, survey.scale, survey.shift
+    return Source(Population(cluster, count, None, shape, survey.classes, scale, shift, None, survey.dtype), None)
+
+
+def reader(job: Job, population: Population) -> Read:
+    """What makes or reads a client's samples, in the order that a group has them in."""
+    read = job.data.reader(job.run.seed, population.count.sum(1))
+    own_split = job.partition.test_share is None
+
+    def samples(client: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y, part = read(client)
+        part = part if own_split else None
+        return arranged(x, y, part, count=population.count[client], client=client, seed=job.run.seed)
+
+    return samples
 
 
 def load(job: Job) -> tuple[Dataset, Shares]:
@@ -124,10 +186,12 @@ def make_group(
     *,
     seed: int = 0,
     own_heads: bool = False,
+    read: Read | None = None,
 ) -> Group:
     """A rank's group from its packed samples, on its device. Floating-point data are kept in the run's dtype.
 
-    own_heads: every client has a head of its own, with as many outputs as it has classes.
+    own_heads: every client has a head of its own, with as many outputs as it has classes. read: where samples come from
+    that are not among the arrays.
     """
     # by way of one dimension: a channel dimension of size 1 may have any stride, and torch chooses its kernels by it
     x = torch.from_numpy(arrays["x"].reshape(-1)).view(arrays["x"].shape)
@@ -137,19 +201,22 @@ def make_group(
     if own_heads and classes is not None and own is not None and own.min() != classes:
         other = np.arange(classes) >= own[ids, None]
         mask = torch.zeros(other.shape, dtype=dtype).masked_fill_(torch.from_numpy(other), -torch.inf).to(device)
+    x = (x if x.dtype == torch.uint8 else x.to(dtype)).to(device)
+    y = (y if population.classes else y.to(dtype)).to(device)
     return Group(
         population=len(population.cluster),
         ids=ids,
         cluster=population.cluster[ids],
         count=population.count[ids],
-        x=(x if x.dtype == torch.uint8 else x.to(dtype)).to(device),
-        y=(y if population.classes else y.to(dtype)).to(device),
+        x=x,
+        y=y,
         scale=population.scale,
         shift=population.shift,
         dtype=dtype,
         truth=torch.from_numpy(arrays["truth"]) if "truth" in arrays else None,
         seed=seed,
         mask=mask,
+        source=None if read is None else OnDemand(read, (x, y)),
     )
 
 
@@ -173,16 +240,9 @@ def _population(data: Dataset, shares: Shares) -> Population:
     return Population(shares.cluster, count, class_counts, shape, classes, data.scale, data.shift, shares.classes)
 
 
-def _compare(world: Comm, source: tuple[Dataset, Shares] | None) -> None:
+def _compare(world: Comm, source: Source | None) -> None:
     """Collective over the world: all nodes must have read and dealt the same data."""
-    digest = None
-    if source:
-        data, shares = source
-        arrays = (data.y, data.truth, shares.client, shares.split, shares.cluster)
-        digest = hashlib.sha256(
-            b"".join(np.ascontiguousarray(a).tobytes() for a in arrays if a is not None)
-        ).hexdigest()
-    digests = world.gather(digest)
+    digests = world.gather(source.digest() if source else None)
     different = digests is not None and len({d for d in digests if d}) > 1
     if world.bcast(different):
         raise InputError(

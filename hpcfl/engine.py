@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
+from hpcfl import rng
 from hpcfl.algorithm import Weighting, Work
 from hpcfl.block import Block
 from hpcfl.group import Group, cut
@@ -98,21 +99,26 @@ class Engine:
         seed: int,
         reduction: str = "reproducible",
         block: int | None = None,
+        eval_clients: int | None = None,
     ):
-        """work: the algorithm's options of local work. block: clients per block; None: the rule of ``block_size``."""
+        """work: the algorithm's options of local work. block: clients per block; None: the rule of ``block_size``.
+
+        eval_clients: evaluations cover a random sample of so many clients of the run; None: all.
+        """
         self.task, self.group, self.topology, self.work, self.seed = task, group, topology, work, seed
         self.reduce = REDUCTIONS[reduction]
-        self.limit = block
+        self.limit, self._eval_clients = block, eval_clients
         self.seconds = {"compute": 0.0, "evaluate": 0.0}
         self._census: Census | None = None
-        self._cuts: dict[bool, tuple[np.ndarray, list[Members]]] = {}
+        self._cuts: dict[tuple[bool, bool], tuple[np.ndarray, list[Members]]] = {}
 
     def members(self, rows: np.ndarray, *, full_batch: bool = False) -> list[Members]:
         """The clients at these positions of the group, cut into blocks for minibatches, or for full ones."""
-        cut = self._cuts.get(full_batch)
+        key = full_batch, rows is self.evaluated  # beside the last round's participants
+        cut = self._cuts.get(key)
         if cut is None or cut[0] is not rows:
             batch = None if full_batch else self.work.minibatch
-            cut = self._cuts[full_batch] = rows, list(self._cut(rows, batch))
+            cut = self._cuts[key] = rows, list(self._cut(rows, batch))
         return cut[1]
 
     def blocks(
@@ -139,7 +145,7 @@ class Engine:
                     real,
                     steps=count,
                     batch=batch,
-                    population_samples=int(self.topology.placement.samples.sum()),
+                    population_samples=self.topology.placement.all_samples,
                 )
 
     def census(self, participants: np.ndarray) -> Census:
@@ -152,9 +158,30 @@ class Engine:
         """Positions in the group of those of the clients that this rank hosts, ascending."""
         if len(clients) == self.group.population:
             return self.everyone
-        return np.flatnonzero(np.isin(self.group.ids, clients, assume_unique=True))
+        places = self._place[clients]
+        return np.sort(places[places >= 0])
 
     @cached_property
     def everyone(self) -> np.ndarray:
         """Positions of all clients of the group."""
         return np.arange(self.group.clients)
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """Positions of the clients of the group that evaluations cover, ascending."""
+        return self.everyone if self.eval_sample is None else self.hosted(self.eval_sample)
+
+    @cached_property
+    def eval_sample(self) -> np.ndarray | None:
+        """Ids of the clients of the run that evaluations cover, ascending; None: all."""
+        if self._eval_clients is None or self._eval_clients >= self.group.population:
+            return None
+        draw = rng.stream(self.seed, rng.Purpose.EVALUATION)
+        return np.sort(draw.choice(self.group.population, self._eval_clients, replace=False, shuffle=False))
+
+    @cached_property
+    def _place(self) -> np.ndarray:
+        """[N] position of each client of the run in the group; -1: another rank hosts it."""
+        place = np.full(self.group.population, -1)
+        place[self.group.ids] = np.arange(self.group.clients)
+        return place

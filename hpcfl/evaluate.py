@@ -23,7 +23,7 @@ from hpcfl.group import bucket, cut
 from hpcfl.members import block_size
 from hpcfl.reduce import to_host
 from hpcfl.round import Watch
-from hpcfl.rows import take
+from hpcfl.rows import compact, take
 from hpcfl.splits import SPLITS, TEST
 
 PIECE = 1024  # samples of a client per forward pass
@@ -32,32 +32,36 @@ PIECE = 1024  # samples of a client per forward pass
 def evaluate(
     engine: Engine, algorithm: Algorithm, state: State, rounds_done: int, splits: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """Metrics of this rank's clients, [C] each, in group order.
+    """Metrics of those of this rank's clients that evaluations cover (``engine.evaluated``), [c] each, in that order.
 
     "<model>/<split>_<metric>", NaN for a client without samples in a split; "<model>/estimation_error" where the true
     parameters are known; every exposed scalar.
     """
     start = time.perf_counter()
-    group, task = engine.group, engine.task
-    out: dict[str, np.ndarray] = {name: to_host(state.local[name]).reshape(group.clients) for name in algorithm.exposed}
+    task, everyone = engine.task, compact(engine.evaluated)
+    exposed = {name: to_host(take(state.local[name], everyone)) for name in algorithm.exposed}
+    out = {name: values.reshape(len(engine.evaluated)) for name, values in exposed.items()}
     keys = [f"{model}/{split}_{metric}" for model in algorithm.evaluated for split in splits for metric in task.metrics]
-    keys += [f"{model}/estimation_error" for model in algorithm.evaluated if group.truth is not None]
-    out |= {key: np.full(group.clients, np.nan) for key in keys}
+    keys += [f"{model}/estimation_error" for model in algorithm.evaluated if engine.group.truth is not None]
+    out |= {key: np.full(len(engine.evaluated), np.nan) for key in keys}
     if "global" in algorithm.evaluated:
         w = algorithm.global_model(state)
-        _measure(engine, w.expand(group.clients, -1), engine.everyone, "global", splits, out)
+        _measure(engine, w.expand(len(engine.evaluated), -1), engine.evaluated, "global", splits, out)
     if "personal" in algorithm.evaluated:
-        for rows, models in personal_models(engine, algorithm, state, rounds_done):
+        for rows, models in personal_models(engine, algorithm, state, rounds_done, engine.evaluated):
             _measure(engine, models, rows, "personal", splits, out)
     engine.seconds["evaluate"] += time.perf_counter() - start
     return out
 
 
 def personal_models(
-    engine: Engine, algorithm: Algorithm, state: State, rounds_done: int
+    engine: Engine, algorithm: Algorithm, state: State, rounds_done: int, rows: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """(positions in the group [c], models [c, P]) of all clients of this rank, block by block."""
-    for block in engine.blocks(engine.everyone, state.shared, rounds_done):
+    """(positions in the group [c], models [c, P]) of this rank's clients, block by block.
+
+    rows: positions of those that are wanted; None: all.
+    """
+    for block in engine.blocks(engine.everyone if rows is None else rows, state.shared, rounds_done):
         yield block.rows[: block.real], algorithm.personal(block, block.own(state.local))[: block.real]
 
 
@@ -66,13 +70,14 @@ def _measure(
 ) -> None:
     """Fills in the metrics of the clients at these rows of the group, models [len(rows), P]."""
     group, task = engine.group, engine.task
+    place = rows if engine.evaluated is engine.everyone else np.searchsorted(engine.evaluated, rows)
     if group.truth is not None:
         error = np.subtract(to_host(models), group.truth.numpy()[rows], dtype=np.float64, order="C")
-        out[f"{model}/estimation_error"][rows] = np.linalg.norm(error, axis=1)
+        out[f"{model}/estimation_error"][place] = np.linalg.norm(error, axis=1)
     for split in splits:
         values = measured(engine, models, rows, SPLITS.index(split))
         for metric, column in zip(task.metrics, values.T, strict=True):
-            out[f"{model}/{split}_{metric}"][rows] = column
+            out[f"{model}/{split}_{metric}"][place] = column
 
 
 def measured(engine: Engine, models: Tensor, rows: np.ndarray, split: int) -> np.ndarray:
@@ -121,17 +126,20 @@ def _pieces(engine: Engine, rows: np.ndarray, split: int, width: int, real: int)
     count = group.count[rows, split, None]
     for first in range(0, width, PIECE):
         column = np.arange(first, min(first + PIECE, width))
-        index = torch.from_numpy(np.minimum(column, count - 1) + group.start[rows, split, None]).to(group.x.device)
+        x, y = group.gather(rows, np.minimum(column, count - 1), split)
         weight = torch.from_numpy(column < count).to(group.x.device)
-        yield Batch(group.inputs(index), group.y[index], weight, real, mask=group.outputs(rows))
+        yield Batch(x, y, weight, real, mask=group.outputs(rows))
 
 
-def gathered(world: Comm, ids: np.ndarray, values: np.ndarray, population: int) -> np.ndarray | None:
-    """Collective over the world: the rows of all ranks' clients, by client id, on rank 0; None elsewhere."""
+def gathered(world: Comm, ids: np.ndarray, values: np.ndarray, everyone: np.ndarray) -> np.ndarray | None:
+    """Collective over the world: the rows of all ranks' clients, in the order of everyone, on rank 0; None elsewhere.
+
+    ids [c]: of this rank's clients, whose rows [c, ...] these are. everyone: all of those ids, ascending.
+    """
     pieces, where = world.gather_rows(np.ascontiguousarray(values)), world.gather_rows(ids)
     if pieces is None or where is None:
         return None
-    out = np.empty((population, *values.shape[1:]), values.dtype)
+    out = np.empty((len(everyone), *values.shape[1:]), values.dtype)
     for rows, clients in zip(pieces, where, strict=True):
-        out[clients] = rows
+        out[np.searchsorted(everyone, clients)] = rows
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -11,25 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.on_demand import OnDemand
 from hpcfl.splits import TRAIN
 
 
 @dataclass(frozen=True)
 class Group:
-    """A rank's clients, in placement order. Samples of one client are contiguous: train, validation, test."""
+    """A rank's clients, in placement order. Samples of one client are contiguous: train, validation, test.
+
+    Where samples are made or read on demand, x and y are empty: they have a type and the shape of a sample only.
+    """
 
     population: int  # N, number of clients of all ranks
     ids: np.ndarray  # [C] client ids
     cluster: np.ndarray  # [C] cluster of each client
     count: np.ndarray  # [C, 3] samples per split
-    x: Tensor  # [sum of counts, ...] in the storage type (uint8 images)
-    y: Tensor  # [sum of counts] class labels, or targets in the run's dtype
+    x: Tensor  # [samples, ...] in the storage type (uint8 images)
+    y: Tensor  # [samples] class labels, or targets in the run's dtype
     scale: float  # the model sees x * scale + shift
     shift: float
     dtype: torch.dtype
     truth: Tensor | None = None  # [C, P] float64 on the host: the clients' true parameters, where they are known
     seed: int = 0  # of the run
     mask: Tensor | None = None  # [C, O] as in Batch, where clients have heads of their own with fewer outputs
+    source: OnDemand | None = None  # where samples come from that are not held
+    offsets: np.ndarray | None = None  # [C, 3] what ``start`` gives; None: the clients' samples follow one another
 
     def outputs(self, rows: np.ndarray) -> Tensor | None:
         """The mask [c, 1, O] of a batch of the clients at these positions."""
@@ -38,6 +44,8 @@ class Group:
     @cached_property
     def start(self) -> np.ndarray:
         """[C, 3] flat position of the first sample of each split."""
+        if self.offsets is not None:
+            return self.offsets
         ends = self.count.reshape(-1).cumsum()
         return (ends - self.count.reshape(-1)).reshape(self.count.shape)
 
@@ -55,10 +63,35 @@ class Group:
         """[C] number of training samples."""
         return self.count[:, TRAIN]
 
-    def inputs(self, index: Tensor) -> Tensor:
-        """Samples at flat positions: index [...] -> x [..., features] in the run's dtype, normalised."""
-        x = self.x[index].to(self.dtype)
-        return x if self.scale == 1.0 and self.shift == 0.0 else x.mul_(self.scale).add_(self.shift)
+    def gather(self, rows: np.ndarray, index: np.ndarray, split: int) -> tuple[Tensor, Tensor]:
+        """x [c, B, ...] in the run's dtype, normalised, and y [c, B] of samples of the clients at these positions.
+
+        index: [c, B], numbered within each client's split.
+        """
+        if self.source is None:
+            flat = torch.from_numpy(index + self.start[rows, split, None]).to(self.x.device)
+            x, y = self.x[flat], self.y[flat]
+        else:
+            x, y = self.source.gather(self.ids[rows], self.count[rows], index, split)
+        x = x.to(self.dtype)
+        return x if self.scale == 1.0 and self.shift == 0.0 else x.mul_(self.scale).add_(self.shift), y
+
+    @property
+    def held(self) -> bool:
+        """Whether all samples are in memory, and batches of them need no conversion."""
+        return self.source is None and self.x.dtype == self.dtype
+
+    def some(self, rows: np.ndarray) -> Group:
+        """The clients at these positions alone, with the samples of all: nothing large is copied."""
+        return replace(
+            self,
+            ids=self.ids[rows],
+            cluster=self.cluster[rows],
+            count=self.count[rows],
+            truth=None if self.truth is None else self.truth[rows],
+            mask=None if self.mask is None else self.mask[torch.from_numpy(rows).to(self.mask.device)],
+            offsets=None if self.source else self.start[rows],
+        )
 
 
 def pack(

@@ -25,9 +25,14 @@ class Placement:
     def clients(self) -> int:
         return len(self.rank)
 
-    @property
+    @cached_property
     def clusters(self) -> int:
         return int(self.cluster.max()) + 1
+
+    @cached_property
+    def all_samples(self) -> int:
+        """Training samples of all clients together."""
+        return int(self.samples.sum())
 
     def hosted(self, rank: int) -> np.ndarray:
         """Ids of the rank's clients, cluster by cluster, ascending inside a cluster."""

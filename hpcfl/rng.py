@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     BATCHES = 7
     DROPOUT = 8
     HEAD = 9
+    EVALUATION = 10
 
 
 def stream(seed: int, purpose: Purpose, *, client: int = 0, round: int = 0, step: int = 0) -> np.random.Generator:

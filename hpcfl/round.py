@@ -68,7 +68,7 @@ class Round:
         self._engine, self._watch = engine, watch
         self.decision = decision
         self.account = Account()
-        self._rows = engine.hosted(decision.participants)
+        self.rows = engine.hosted(decision.participants)  # positions of this rank's participants in its group
         self._census = engine.census(decision.participants)
 
     def clients(
@@ -87,7 +87,7 @@ class Round:
         start = time.perf_counter()
         sent = Sendings()
         shared = state.shared if given is None else {**state.shared, **given}
-        for members in self._engine.members(self._rows, full_batch=full_batch):
+        for members in self._engine.members(self.rows, full_batch=full_batch):
             block = Block(members, shared, seed=self._engine.seed, round=self.decision.index)
             real = slice(0, members.real)
             try:
@@ -188,9 +188,9 @@ class Round:
         if isinstance(x, Sent):
             return x
         group = self._engine.group
-        if self._rows is self._engine.everyone:
-            return Sent([x], [group.ids])
-        return Sent([take(x, compact(self._rows))], [group.ids[self._rows]])
+        if self.rows is self._engine.everyone:
+            return Sent([take(x, slice(0, group.clients))], [group.ids])
+        return Sent([take(x, compact(self.rows))], [group.ids[self.rows]])
 
     def _pieces(self, x: Sent, by: By, *, clusters: bool = False) -> list[Piece]:
         """What was sent, with its weights. clusters: for sums of the clusters that this rank hosts, not for one sum."""
@@ -224,7 +224,8 @@ class Round:
 def _apart(values: Tensor, local: Rows) -> Tensor:
     """The values, copied where they are a view of the local state, which is about to change."""
     place = values.untyped_storage().data_ptr()
-    return values.clone() if any(place == v.untyped_storage().data_ptr() for v in local.values()) else values
+    shared = (isinstance(v, Tensor) and place == v.untyped_storage().data_ptr() for v in local.values())
+    return values.clone() if any(shared) else values
 
 
 def _listed(ids: np.ndarray) -> str:

@@ -134,6 +134,8 @@ class APFL(LocalSGD):
         return QuadraticWeights(shift if self.average_shift is None else self.average_shift)
 
     def _initial_alpha(self, group: Group) -> Tensor:
+        if not isinstance(self.alpha, tuple):
+            return torch.full((group.clients, 1), self.alpha, dtype=torch.float64)
         alpha = one_or_each("alpha", self.alpha, group.population, "client")
         return torch.from_numpy(alpha[group.ids, None])
 

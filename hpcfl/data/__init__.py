@@ -2,10 +2,15 @@
 
 A registered data class has ``load(seed) -> Dataset``; its fields are the options of the job file's ``[data]`` table.
 Images are stored as ``[n, channels, height, width]``.
+
+A class whose samples can be had client by client has a field ``lazy``, and where that is true ``survey(seed) ->
+Survey``, called by one process per node, and ``reader(seed, sizes) -> Reader``, called by every rank with the clients'
+numbers of samples [N]. What they give together are the samples of ``load``, bit by bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -14,7 +19,28 @@ import numpy as np
 from hpcfl.errors import InputError
 from hpcfl.splits import SPLITS, TEST, TRAIN, VALIDATION
 
-__all__ = ["SPLITS", "TEST", "TRAIN", "VALIDATION", "Dataset"]
+__all__ = ["SPLITS", "TEST", "TRAIN", "VALIDATION", "Dataset", "Reader", "Survey"]
+
+# natural client -> its samples in the order of the data set: x [n, ...], y [n], and its part of Dataset.split or None
+Reader = Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What is known of a data set before its samples are made or read. As in ``Dataset`` where not said otherwise.
+
+    count: [N, 3] int64, samples of each natural client in TRAIN, VALIDATION, TEST of the set's own split; without one
+    (own_split false) all in TRAIN. shape: of one sample. dtype: of x.
+    """
+
+    count: np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    classes: int | None
+    cluster: np.ndarray | None = None
+    own_split: bool = False
+    scale: float = 1.0
+    shift: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

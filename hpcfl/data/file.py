@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from hpcfl.data import SPLITS, Dataset
-from hpcfl.errors import InputError
+from hpcfl.data import SPLITS, Dataset, Reader, Survey
+from hpcfl.errors import InputError, RunError
 from hpcfl.options import Positive, user_path
 from hpcfl.registry import register
 
@@ -33,16 +34,65 @@ class File:
       cluster  [n] optional: integers or strings, the same for all samples of a client, numbered like client
       split    [n] optional: 0, 1, 2 or "train", "validation", "test"
     scale, shift: the model sees x * scale + shift; absent scale: 1/255 for uint8 (images), else 1.
+    lazy: read a client's x whenever it is needed, so that nobody holds all of it. Needs an HDF5 file whose samples are
+    sorted by client, and the partition "natural".
     """
 
     path: str
     scale: Positive | None = None
     shift: float = 0.0
+    lazy: bool = False
 
     def load(self, seed: int) -> Dataset:
         """The file's samples; the seed plays no part. Raises InputError, one line that names the file and the array."""
-        try:
+        with self._named():
             return self._dataset(_read(user_path(self.path)))
+
+    def survey(self, seed: int) -> Survey:
+        """What the other arrays say, which are read whole, and the shape of x. Raises InputError as ``load``."""
+        with self._named():
+            arrays, shape = _read_but_x(user_path(self.path))
+            data = self._dataset(arrays)
+            if data.client is None:
+                raise InputError('no array "client"; data.lazy = true reads the samples client by client')
+            back = np.flatnonzero(data.client[1:] < data.client[:-1])
+            if len(back):
+                raise InputError(
+                    f"client[{back[0] + 1}] comes before client[{back[0]}] in order; data.lazy = true reads a client's "
+                    "samples in one piece: sort all arrays by client, or leave data.lazy out"
+                )
+        split = np.zeros(len(data), np.uint8) if data.split is None else data.split
+        clients = int(data.client[-1]) + 1
+        count = np.bincount(data.client * 3 + split, minlength=3 * clients).reshape(clients, 3)
+        own = data.split is not None
+        return Survey(count, shape, data.x.dtype, data.classes, data.cluster, own, data.scale, data.shift)
+
+    def reader(self, seed: int, sizes: np.ndarray) -> Reader:
+        """Reads one client's samples. What is wrong with them raises RunError: a run is under way."""
+        start, path = np.concatenate([[0], sizes.cumsum()]), user_path(self.path)
+        with self._named(), _readable(path):
+            file = h5py.File(path, "r")  # open as long as the reader is
+
+        def read(client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+            rows = slice(int(start[client]), int(start[client + 1]))
+            try:
+                x, y = _features(file["x"][rows]), _targets(file["y"][rows])
+                split = _split(_h5_array(file["split"], rows)) if "split" in file else None
+            except (OSError, ValueError, InputError) as error:
+                raise RunError(f'data.path = "{self.path}": samples of client {client}: {error}') from error
+            if x.dtype.kind == "f" and not np.isfinite(x).all():
+                raise RunError(
+                    f'data.path = "{self.path}": x of client {client} is not finite; expected finite numbers'
+                )
+            return x, y, split
+
+        return read
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What is wrong is said with the name of the file."""
+        try:
+            yield
         except InputError as error:
             raise InputError(f'data.path = "{self.path}": {str(error).removeprefix("data: ")}') from None
 
@@ -64,21 +114,40 @@ class File:
         return Dataset(x, y, classes, client, cluster, split, scale, self.shift)
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays that hpcfl knows, strings as numpy strings."""
+def _read_but_x(path: Path) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+    """The arrays of an HDF5 file, zeros that take no memory in the place of x; and the shape of one sample."""
+    with _readable(path):
+        if not h5py.is_hdf5(path):
+            raise InputError("not an HDF5 file; data.lazy = true reads parts of arrays, which only that allows")
+        with h5py.File(path, "r") as h5:
+            arrays = {name: _h5_array(h5[name]) for name in _columns(list(h5)) if name != "x"}
+            first, shape = _features(_h5_array(h5["x"], slice(0, 1))), h5["x"].shape
+    narrow = tuple(min(length, 1) for length in shape[1:])
+    return arrays | {"x": np.broadcast_to(np.zeros((), first.dtype), (*shape[:1], *narrow))}, shape[1:]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What keeps a file from being read becomes an InputError."""
     if not path.is_file():
         raise InputError(f"no such file ({path.absolute()})")
     try:
         with path.open("rb"):
             pass  # a file without read permission would look like one of another format
+        yield
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"cannot be read: {error}") from None
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays that hpcfl knows, strings as numpy strings."""
+    with _readable(path):
         if h5py.is_hdf5(path):
             with h5py.File(path, "r") as h5:
                 return {name: _h5_array(h5[name]) for name in _columns(list(h5))}
         if zipfile.is_zipfile(path):
             with np.load(path, allow_pickle=False) as npz:
                 return {name: _decoded(npz[name]) for name in _columns(list(npz.files))}
-    except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"cannot be read: {error}") from None
     raise InputError("neither HDF5 nor NPZ; expected a file written by h5py or numpy.savez")
 
 
@@ -93,12 +162,12 @@ def _columns(names: list[str]) -> list[str]:
     return [name for name in (*REQUIRED, *OPTIONAL) if name in names]
 
 
-def _h5_array(node: h5py.Dataset | h5py.Group) -> np.ndarray:
+def _h5_array(node: h5py.Dataset | h5py.Group, rows: slice | tuple[()] = ()) -> np.ndarray:
     if not isinstance(node, h5py.Dataset):
         raise InputError(f'"{node.name.strip("/")}" is not an array; expected a dataset')
     if h5py.check_string_dtype(node.dtype) is not None:
-        return np.asarray(node.asstr()[()]).astype(str)
-    return np.asarray(node[()])
+        return np.asarray(node.asstr()[rows]).astype(str)
+    return np.asarray(node[rows])
 
 
 def _decoded(values: np.ndarray) -> np.ndarray:

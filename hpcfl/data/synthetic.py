@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfl.data import Dataset
+from hpcfl.data import TRAIN, Dataset, Reader, Survey
 from hpcfl.errors import InputError
 from hpcfl.options import Count, NonNegative
 from hpcfl.registry import register
@@ -32,6 +32,8 @@ class Synthetic:
     x [n, dim] float32; client k is the natural client of its samples and does not depend on the number of clients. The
     set brings no split: the published experiments keep a tenth of each client's samples for the test
     (partition.test_share = 0.1).
+    lazy: make a client's samples, the same ones, whenever they are needed, so that nobody holds them all: for very many
+    clients, with the partition "natural".
     """
 
     alpha: NonNegative = 1.0
@@ -41,6 +43,7 @@ class Synthetic:
     classes: Count = 10
     samples: Count | None = None
     iid: bool = False
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         if self.iid and (self.alpha or self.beta):
@@ -56,10 +59,23 @@ class Synthetic:
         client = np.repeat(np.arange(self.clients), [len(labels) for _, labels in made])
         return Dataset(x, y, self.classes, client=client)
 
+    def survey(self, seed: int) -> Survey:
+        """Sizes alone."""
+        count = np.zeros((self.clients, 3), np.int64)
+        if self.samples is None:
+            count[:, TRAIN] = [drawn_size(stream(seed, Purpose.DATA, client=k)) for k in range(self.clients)]
+        else:
+            count[:, TRAIN] = self.samples
+        return Survey(count, (self.dim,), np.dtype(np.float32), self.classes)
+
+    def reader(self, seed: int, sizes: np.ndarray) -> Reader:
+        """Makes one client's samples."""
+        return lambda k: (*self._client(seed, k), None)
+
     def _client(self, seed: int, k: int) -> tuple[np.ndarray, np.ndarray]:
         """x [n_k, dim], y [n_k] of one client."""
         g = stream(seed, Purpose.DATA, client=k)
-        n = 5 * (int(g.lognormal(4, 2)) + 50)  # drawn even where it is not used, so that the models stay the same
+        n = drawn_size(g)  # drawn even where it is not used, so that the models stay the same
         u = g.normal(0, math.sqrt(self.alpha))
         w, b = g.normal(u, 1, (self.dim, self.classes)), g.normal(u, 1, self.classes)
         v = g.normal(g.normal(0, math.sqrt(self.beta)), 1, self.dim)
@@ -70,3 +86,8 @@ class Synthetic:
         deviation = np.arange(1, self.dim + 1) ** -0.6
         x = v + deviation * g.standard_normal((n if self.samples is None else self.samples, self.dim))
         return x.astype(np.float32), (x @ w + b).argmax(1)  # softmax keeps the order
+
+
+def drawn_size(g: np.random.Generator) -> int:
+    """The recipe's n_k: the first thing that a client's stream is asked for."""
+    return 5 * (int(g.lognormal(4, 2)) + 50)

@@ -117,10 +117,10 @@ def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
     own = partition.own_split(data)
     part = np.full(len(data), TRAIN, np.uint8) if own is None else own
     if own is not None:
-        _check_own_split(partition, own)
+        check_own_split(partition, np.bincount(own, minlength=3))
     if isinstance(partition, Dealt):
         _check_feasible(partition, part)
-    cluster = _clusters(partition, data)
+    cluster = clusters_of(partition, partition.natural_clusters(data))
     owner = partition.owners(data, part, seed)
     if owner.shape != part.shape or owner.dtype.kind not in "iu" or owner.min() < 0 or owner.max() >= len(cluster):
         raise InputError(
@@ -130,13 +130,12 @@ def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
     split = _split(partition, owner, part, partition.drawn_test_share(data), len(cluster), seed)
     owner = owner.astype(np.int64, copy=False)
     shares = Shares(owner, split, cluster, *(_local(data, owner) if partition.labels == "local" else ()))
-    _check_clients(partition, shares, own is not None)
+    check_clients(partition, np.stack([shares.counts(part) for part in (TRAIN, VALIDATION, TEST)], 1), own is not None)
     return shares
 
 
-def _clusters(partition: Partition, data: Dataset) -> np.ndarray:
+def clusters_of(partition: Partition, natural: np.ndarray) -> np.ndarray:
     """Cluster of each client [N]: those that the user asks for, else the natural ones."""
-    natural = partition.natural_clusters(data)
     clients = len(natural)
     known = f"partition.clients = {clients}" if isinstance(partition, Dealt) else f"the data have {clients} clients"
     if partition.clusters is not None:
@@ -164,13 +163,18 @@ def _split(
         [stream(seed, Purpose.SPLIT, client=k).random(size) for k, size in enumerate(sizes.tolist())]
     )
     pool = pool[np.lexsort((draws, owner[pool]))]
-    spare = np.maximum(sizes - partition.min_samples, 0)
-    test = np.minimum(np.maximum(_rounded(test_share * sizes), test_share > 0), spare)
-    validation = np.minimum(_rounded(partition.validation_share * (sizes - test)), spare - test)
+    test, validation = drawn_counts(partition, sizes, test_share)
     place = np.arange(len(pool)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     split[pool[place < np.repeat(test + validation, sizes)]] = VALIDATION
     split[pool[place < np.repeat(test, sizes)]] = TEST
     return split
+
+
+def drawn_counts(partition: Partition, sizes: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Test and validation samples that are drawn out of each client's ``sizes`` samples for training: [N], [N]."""
+    spare = np.maximum(sizes - partition.min_samples, 0)
+    test = np.minimum(np.maximum(_rounded(test_share * sizes), test_share > 0), spare)
+    return test, np.minimum(_rounded(partition.validation_share * (sizes - test)), spare - test)
 
 
 def _local(data: Dataset, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,13 +207,14 @@ def labels(data: Dataset, name: str) -> np.ndarray:
     return data.y
 
 
-def _check_own_split(partition: Partition, part: np.ndarray) -> None:
-    if not (part == TEST).any():
+def check_own_split(partition: Partition, total: np.ndarray) -> None:
+    """total [3]: samples of the whole set in each part of its own split."""
+    if not total[TEST]:
         raise InputError(
             "partition.test_share is absent and the data's own split has no test sample; set partition.test_share "
             "(0: no test) to split each client's samples instead"
         )
-    if partition.validation_share and (part == VALIDATION).any():
+    if partition.validation_share and total[VALIDATION]:
         raise InputError(
             f"partition.validation_share = {partition.validation_share}: the data's own split has validation samples; "
             "leave it out, or set partition.test_share too to split each client's samples instead"
@@ -226,21 +231,22 @@ def _check_feasible(partition: Dealt, part: np.ndarray) -> None:
         )
 
 
-def _check_clients(partition: Partition, shares: Shares, own_split: bool) -> None:
-    few = np.flatnonzero(shares.counts(TRAIN) < partition.min_samples)
+def check_clients(partition: Partition, counts: np.ndarray, own_split: bool) -> None:
+    """counts [N, 3]: samples of each client in each part."""
+    few = np.flatnonzero(counts[:, TRAIN] < partition.min_samples)
     if len(few):
-        count = int(shares.counts(TRAIN)[few[0]])
-        have = f"{count} training sample{'s' * (count != 1)}" if few[0] in shares.client else "no sample at all"
+        count = int(counts[few[0], TRAIN])
+        have = f"{count} training sample{'s' * (count != 1)}" if counts[few[0]].any() else "no sample at all"
         advice = "use fewer clients" if isinstance(partition, Dealt) else "leave such clients out of the data"
         raise InputError(
             f"partition.min_samples = {partition.min_samples}: client {few[0]} has {have}{_others(few)}; {advice}"
         )
     if own_split and isinstance(partition, Dealt):
-        few = np.flatnonzero(shares.counts(TEST) == 0)
+        few = np.flatnonzero(counts[:, TEST] == 0)
         if len(few):
             raise InputError(
                 f"partition.clients = {partition.clients}: client {few[0]} has no test sample{_others(few)}, since the "
-                f"data's own split has {(shares.split == TEST).sum()}; use fewer clients, or set partition.test_share "
+                f"data's own split has {counts[:, TEST].sum()}; use fewer clients, or set partition.test_share "
                 "to split each client's samples instead"
             )
 

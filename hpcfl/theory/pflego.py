@@ -133,10 +133,9 @@ def batches(engine: Engine, most: int) -> Iterator[tuple[Members, Batch]]:
         samples = members.samples[:, None]
         count = np.minimum(samples, most)
         column = np.arange(count.max())
-        flat = group.start[members.rows, TRAIN, None] + np.minimum(column, count - 1) * samples // count
-        index, weight = (torch.from_numpy(a).to(group.x.device) for a in (flat, (column < count) / count))
-        mask = group.outputs(members.rows)
-        yield members, Batch(group.inputs(index), group.y[index], weight.to(group.dtype), members.real, mask=mask)
+        x, y = group.gather(members.rows, np.minimum(column, count - 1) * samples // count, TRAIN)
+        weight = torch.from_numpy((column < count) / count).to(group.x.device, group.dtype)
+        yield members, Batch(x, y, weight, members.real, mask=group.outputs(members.rows))
 
 
 def affordable(engine: Engine, work: float) -> int:

@@ -26,7 +26,7 @@ with h5py.File(sys.argv[1], "r", swmr=True) as file:
     metric = "test_accuracy" if "test_accuracy" in group else "test_squared_error"
     values = group[metric][last]  # [clients]; NaN for clients without test samples
     mean = file[f"evaluations/{model}_{metric}"][last]
-    samples = file["clients/n_train"][()]
+    samples = file["clients/n_train"][()][group["client"][()]]  # of the clients that were evaluated
     # APFL exposes the weight of the local model in each client's mixture: 1 is purely local, 0 purely global.
     alpha = file["per_client/alpha"][last] if "alpha" in file["per_client"] else None
 

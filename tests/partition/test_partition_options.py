@@ -39,11 +39,20 @@ SHARED = {
         ("data", {"name": "chem97"}, {}),
         ("data", {"name": "mnist"}, {"root": "data"}),
         ("data", {"name": "fashion-mnist", "root": "x"}, {"root": "x"}),
-        ("data", {"name": "file", "path": "d.h5"}, {"path": "d.h5", "scale": None, "shift": 0.0}),
+        ("data", {"name": "file", "path": "d.h5"}, {"path": "d.h5", "scale": None, "shift": 0.0, "lazy": False}),
         (
             "data",
             {"name": "synthetic", "beta": 0},
-            {"alpha": 1, "beta": 0, "clients": 100, "dim": 60, "classes": 10, "samples": None, "iid": False},
+            {
+                "alpha": 1,
+                "beta": 0,
+                "clients": 100,
+                "dim": 60,
+                "classes": 10,
+                "samples": None,
+                "iid": False,
+                "lazy": False,
+            },
         ),
         (
             "data",

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from hpcfl.cli_options import Changes, DryRun, JobFile, Launcher, Out, Plugins, with_sbatch_options
+from hpcfl.cli_sweep import sweep
 from hpcfl.comm import launched_rank
 from hpcfl.errors import HpcflError
 
@@ -26,28 +28,67 @@ app = typer.Typer(
 )
 
 Files = Annotated[list[Path], typer.Argument(help="Results files, or folders of runs.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="part.key=value overrides the job file, part={...} replaces a table."),
-]
-Plugins = Annotated[
-    list[Path] | None,
-    typer.Option("--plugin", help="Python file that registers an algorithm, model, data set or partition."),
-]
+app.add_typer(sweep, name="sweep")
 
 
 @app.command()
 def run(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
+    job: JobFile,
     changes: Changes = None,
     plugin: Plugins = None,
-    out: Annotated[str | None, typer.Option(help="Folder for the results; overrides run.out.")] = None,
+    out: Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest run of this job, on any number of ranks.")
+    ] = False,
+    max_walltime: Annotated[
+        str | None, typer.Option(help="Stop with a checkpoint before this is over: 2h, 90min, 1-12:00:00.")
+    ] = None,
+    stop_signal: Annotated[
+        str, typer.Option(help="Signal that asks for a checkpoint and a stop: USR1, USR2, HUP.")
+    ] = "USR1",
 ) -> int:
-    """Run a job, alone or under mpirun, and write OUT/JOB-NNN/results.h5."""
+    """Run a job, alone or under mpirun, and write OUT/JOB-NNN/results.h5. Exit code 75: go on with --resume."""
+    from hpcfl.signals import StopRequest
+
+    request = StopRequest(stop_signal)
+    request.listen()  # before torch is imported, which takes seconds
+
     from hpcfl.session import Session
 
-    overrides = [*(changes or []), *([f"run.out={json.dumps(out)}"] if out else [])]
-    return Session(job, overrides, plugin or []).run()
+    given = {"out": out, "max_walltime": max_walltime}
+    overrides = [*(changes or []), *(f"run.{name}={json.dumps(value)}" for name, value in given.items() if value)]
+    return Session(job, overrides, plugin or [], request, resume=resume).run()
+
+
+@app.command()
+@with_sbatch_options
+def submit(
+    job: JobFile,
+    changes: Changes = None,
+    plugin: Plugins = None,
+    out: Out = None,
+    launcher: Launcher = None,
+    dry_run: DryRun = False,
+    *,
+    sbatch: dict[str, str | None],
+) -> None:
+    """Check a job and submit it to SLURM; it is stopped before its time limit, requeued and resumed until done."""
+    from hpcfl.submit import submit as hand_over
+
+    hand_over(job, changes or [], plugin or [], out, sbatch, launcher, dry_run)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def status(job: JobFile, changes: Changes = None, out: Out = None) -> int:
+    """Say how the newest run of a job stands; exit code 0: done, 75: stopped early, 1: anything else.
+
+    Takes the options of run, and looks at those that say where the results are.
+    """
+    from hpcfl.states import status as look
+
+    code, text = look(job, changes or [], out)
+    print(text)
+    return code
 
 
 @app.command()
@@ -77,7 +118,7 @@ def plot(
 
 @app.command()
 def theory(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML).")],
+    job: JobFile,
     results: Annotated[
         Path | None, typer.Argument(help="Results of a run of the job, to be shown beside the predictions.")
     ] = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -22,7 +23,8 @@ from rich.table import Table
 
 from hpcfl.comm import Comm, launched_tasks, world
 from hpcfl.data import omniglot, vision
-from hpcfl.probe import OK, PROBLEM, WARNING, Line, hdf5, mpi
+from hpcfl.probe import OK, PROBLEM, WARNING, Line, attempt, hdf5, mpi, reason
+from hpcfl.slurm import ranges
 
 COLOURS = {OK: "green", WARNING: "yellow", PROBLEM: "red"}
 PACKAGES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic", "typer", "rich", "scikit-learn")
@@ -142,10 +144,18 @@ def slurm() -> Iterable[Line]:
         tasks, cores = env.get("SLURM_NTASKS", "1"), env.get("SLURM_CPUS_PER_TASK", "1")
         nodes = env.get("SLURM_JOB_NUM_NODES", "1")
         yield OK, "SLURM", f"inside job {env['SLURM_JOB_ID']}: nodes {nodes}, tasks {tasks}, cores per task {cores}"
-    elif shutil.which("sbatch"):
-        yield OK, "SLURM", "sbatch is there; this is not inside a job"
-    else:
+    elif not shutil.which("sbatch"):
         yield OK, "SLURM", "not seen"
+        return
+    else:
+        yield OK, "SLURM", "sbatch is there; this is not inside a job"
+    launcher = env.get("HPCFL_LAUNCHER", "mpirun")
+    output = attempt(["srun", "--mpi=list"])
+    if types := re.findall(r"^(?:srun: |\s+)(\w+)$", output, re.MULTILINE):
+        text = f"srun --mpi= {', '.join(types)}; launcher of the batch scripts: {launcher} (HPCFL_LAUNCHER)"
+        yield OK, "SLURM", text
+    else:
+        yield WARNING, "SLURM", f"srun --mpi=list fails: {reason(output)}"
 
 
 def threads(ranks: Sequence[Rank]) -> Iterable[Line]:
@@ -198,14 +208,3 @@ def space(ranks: int) -> Iterable[Line]:
             yield OK, "shared memory", text
         else:
             yield WARNING, "shared memory", f"{text}; in a container: --shm-size=1g"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers in short: [0, 1, 2, 5] is "0-2,5"."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], n]
-        else:
-            parts.append([n])
-    return ",".join("-".join(map(str, part)) for part in parts)

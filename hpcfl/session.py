@@ -43,10 +43,18 @@ class Session:
         self.folder: Path | None = None
         self.start: Start | None = None
         self.writer: ResultsWriter | None = None
+        self.noticed = False  # that somebody asked for a stop
         self.comm = Comm()
 
     def run(self) -> int:
-        """Collective over the world. Returns the exit code: 0 done, 1 failure, 2 wrong input, 75 to be gone on with."""
+        """Collective over the world. The exit code: 0 done, 1 failure, 2 wrong input, 75 to be gone on with.
+
+        Where the ranks end in order only rank 0 has one: a launcher may kill what is left when a rank ends with another.
+        """
+        code = self._code()
+        return code if self.comm.rank == 0 else 0
+
+    def _code(self) -> int:
         try:
             self.comm = world()
             self.request.follow(self.comm.rank, self._told)
@@ -189,6 +197,9 @@ class Session:
         """
         cause = self._cause()
         if number in self.request.signals and cause is None:
+            if self.noticed:
+                return  # the second one: the main thread says so
+            self.noticed = True
             self._warn(f"{number.name}: stopping with a checkpoint after the rounds under way; once more: at once")
         elif number == signal.SIGTERM:
             self._mark(f"failed:{cause or self._ended_from_outside()}")

@@ -18,15 +18,16 @@ from hpcfl.results import ResultsWriter, Schema
 PACKAGE = Path(hpcfl.__file__).parent
 
 LAYERS = [  # a module imports only from its own layer or an earlier one
-    "errors rng options registry vectors splits",
+    "errors rng options registry vectors splits duration signals",
     "comm reduce",
-    "placement topology group task split head network dense losses batch device dropout gradient",
-    "algorithm schedules server members block rows engine round averages models data partition",
+    "placement topology group on_demand task split head network dense losses batch device dropout gradient",
+    "algorithm schedules server members block rows store engine round averages models data partition",
     "algorithms theory known_clusters personal_heads quadratics",
-    "coordinator evaluate results results_file results_schema results_means record",
+    "coordinator agenda evaluate checkpoint record results results_file results_folder results_means results_open "
+    "results_resume results_schema",
     "config",
-    "build run",
-    "session cli catalogue doctor probe analysis forecast __main__",
+    "build keeper start run",
+    "session cli cli_options cli_sweep catalogue doctor probe analysis forecast slurm states submit sweep __main__",
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 FILES = {
@@ -113,7 +114,7 @@ def test_only_results_write_hdf5():
         if isinstance(node, ast.Call) and opens_for_writing(node)
     }
     assert users
-    assert all(module.startswith("hpcfl.results") for module in users), users
+    assert all(module.startswith(("hpcfl.results", "hpcfl.checkpoint")) for module in users), users
 
 
 LIGHT = """

@@ -80,7 +80,7 @@ class Agenda:
         """Seconds that a checkpoint will take."""
         return self._size() / SPEED if self._took is None else self._took
 
-    def saved(self, took: float) -> None:
-        """A checkpoint has been made, in so many seconds."""
-        self.count, self.seconds, self._took = self.count + 1, self.seconds + took, took
+    def saved(self, took: float, *, good: bool = True) -> None:
+        """A checkpoint has been made, or tried, in so many seconds."""
+        self.count, self.seconds, self._took = self.count + good, self.seconds + took, took
         self._last = self._planned = self._clock()

@@ -24,7 +24,7 @@ from hpcfl.partition import Shares, deal
 from hpcfl.partition.lazily import arranged, deal_counts
 from hpcfl.placement import place
 from hpcfl.splits import SPLITS, TEST, TRAIN, VALIDATION
-from hpcfl.store import check_place
+from hpcfl.store import check_place, check_scratch
 from hpcfl.task import Task
 from hpcfl.topology import Topology
 
@@ -65,6 +65,7 @@ def build(job: Job, world: Comm) -> Built:
     node = world.node()
     device = world.together(lambda: choose_device(job.run.device, node.rank))
     check_place(job.run.state, job.algorithm, device)
+    world.together(lambda: check_scratch(job.run.state, job.run.scratch))
     dtype = getattr(torch, job.run.dtype)
     source = world.together(lambda: _source(job) if node.rank == 0 else None)
     _compare(world, source)

@@ -56,7 +56,10 @@ def run(
     from hpcfl.session import Session
 
     given = {"out": out, "max_walltime": max_walltime}
-    overrides = [*(changes or []), *(f"run.{name}={json.dumps(value)}" for name, value in given.items() if value)]
+    overrides = [
+        *(changes or []),
+        *(f"run.{name}={json.dumps(value)}" for name, value in given.items() if value is not None),
+    ]
     return Session(job, overrides, plugin or [], request, resume=resume).run()
 
 

@@ -43,7 +43,7 @@ def create(
     grid: Annotated[
         list[str] | None, typer.Option("--grid", help="part.key=value,value,...; all combinations are run.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="So many seeds, from the job's on.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="So many seeds, from the job's on.", min=1, max=10_000)] = None,
     changes: Changes = None,
     plugin: Plugins = None,
     out: Annotated[

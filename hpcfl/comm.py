@@ -20,6 +20,8 @@ Op = Literal["sum", "max", "min"]
 PIECE = 2**30  # elements per message: MPI counts are 32-bit integers
 
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set to 1 by mpirun --with-ft ulfm
+NOTICE = 3.0  # seconds until a rank that died is known to have
+
 # What launchers announce, the most specific first: daemons that mpirun starts through srun carry SLURM's count, too.
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -157,8 +159,19 @@ class MpiComm(Comm):
             )
 
     def lost(self, error: BaseException) -> bool:
+        if not isinstance(error, self._mpi.Exception):
+            return False
         signs = (self._mpi.ERR_PROC_FAILED, self._mpi.ERR_PROC_FAILED_PENDING, self._mpi.ERR_REVOKED)
-        return isinstance(error, self._mpi.Exception) and error.Get_error_class() in signs
+        if error.Get_error_class() in signs:
+            return True
+        if os.environ.get(FAULT_TOLERANT) != "1":
+            return False
+        deadline = time.monotonic() + NOTICE  # Open MPI gives some losses as other errors, before it knows who died
+        while not (self._handle.Is_revoked() or self._handle.Get_failed().size):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def survivors(self) -> MpiComm:
         for handle in self._family:  # all of them: others may wait in any
@@ -226,12 +239,15 @@ class MpiComm(Comm):
         return MpiComm(self._handle.Split_type(self._mpi.COMM_TYPE_SHARED), self)
 
     def arrive(self, seconds: float) -> bool:
-        request = self._farewell.Ibarrier()  # apart from the collectives that others may still be in
         deadline = time.monotonic() + seconds
-        while not request.Test():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
+        try:
+            request = self._farewell.Ibarrier()  # apart from the collectives that others may still be in
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.01)
+        except self._mpi.Exception:  # a rank died: not all can come
+            return False
         return True
 
     def abort(self, code: int) -> None:
@@ -267,6 +283,8 @@ def world() -> Comm:
     reason = "the MPI library in use does not belong to that launcher"
     if launched_tasks() == 1:  # alone, Open MPI needs no shared memory, and would leave a segment of it behind
         os.environ.setdefault("OMPI_MCA_btl", "self")
+    if os.environ.get(FAULT_TOLERANT) == "1":  # the last meeting of the ranks, in MPI_Finalize, may wait for the dead
+        os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
     try:
         comm = MpiComm.world()
     except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no MPI library

@@ -49,7 +49,11 @@ class RunOptions:
     out: str = "results"
 
     def __post_init__(self) -> None:
-        seconds("run.max_walltime", self.max_walltime or "1s")
+        for name, folder in (("out", self.out), ("scratch", self.scratch)):
+            if folder is not None and (not folder.strip() or "\0" in folder):
+                raise InputError(f"run.{name} = {json.dumps(folder)}: expected the path of a folder")
+        if self.max_walltime is not None:
+            seconds("run.max_walltime", self.max_walltime)
         if isinstance(self.checkpoint_every, str) and self.checkpoint_every not in ("auto", "off"):
             seconds("run.checkpoint_every", self.checkpoint_every)
         if self.participation is not None and self.clients_per_round is not None:

@@ -12,19 +12,22 @@ import torch
 from hpcfl.algorithm import State
 from hpcfl.checkpoint import load, newest, save
 from hpcfl.engine import Engine
-from hpcfl.errors import RunError
+from hpcfl.errors import InputError, RunError
 from hpcfl.reduce import to_device, to_host
 from hpcfl.rows import compact
 from hpcfl.store import fetch, restore
+
+CHECKPOINTS = "checkpoints"  # folder in that of a run
 
 
 class Keeper:
     """The checkpoints of one run, and which clients have rows that differ from the first ones."""
 
-    def __init__(self, folder: Path, engine: Engine):
-        """folder: of the run."""
-        self.folder, self.engine = folder / "checkpoints", engine
+    def __init__(self, folder: Path, engine: Engine, origin: str):
+        """folder: of the run. origin: what tells its checkpoints from those of another run."""
+        self.folder, self.engine, self.origin = folder / CHECKPOINTS, engine, origin
         self.world = engine.topology.world
+        self.arithmetic = f"torch {torch.__version__} on {engine.task.device.type}"
         self.visited = np.zeros(engine.group.clients, bool)  # [C] who took part, ever
         self.round: int | None = None  # of the last good checkpoint
 
@@ -32,11 +35,17 @@ class Keeper:
         """Collective over the world: the state of the newest good checkpoint of at most so many rounds.
 
         state: before the first round; its local rows are overwritten in place. Returns the state, rounds done, seconds
-        that the run had taken, and warnings; the state as it is and 0 where there is no good checkpoint.
+        that the run had taken, and warnings; the state as it is and 0 where there is no good checkpoint. Raises
+        InputError where that is another run's.
         """
         found, warnings = newest(self.folder, self.world, at_most=at_most)
         if found is None:
             return state, 0, 0.0, warnings
+        if found.facts["origin"] != self.origin:
+            raise InputError(
+                f"{found.path}: of another run, with other options or a model of another size; put this run's own "
+                "checkpoints there, or run without --resume for a new one"
+            )
 
         def put(positions: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
             restore(state.local, positions, rows)
@@ -44,10 +53,10 @@ class Keeper:
 
         shared = self.world.together(lambda: load(found, self.engine.group.ids, put))
         self.round = found.round
-        if found.facts["torch"] != torch.__version__:
+        if found.facts["arithmetic"] != self.arithmetic:
             warnings.append(
-                f"{found.path}: written with torch {found.facts['torch']}, this is {torch.__version__}: the last bits "
-                "may differ from those of an undisturbed run"
+                f"{found.path}: written with {found.facts['arithmetic']}, this is {self.arithmetic}: the last bits may "
+                "differ from those of an undisturbed run"
             )
         device = self.engine.task.device
         values = {name: to_device(array, device) for name, array in shared.items()}
@@ -69,7 +78,7 @@ class Keeper:
                 ids=self.engine.group.ids[mine],
                 rows=lambda piece: fetch(state.local, compact(mine[piece])),
                 shared={name: to_host(values) for name, values in state.shared.items()},
-                facts={"seconds": elapsed, "torch": torch.__version__},
+                facts={"seconds": elapsed, "arithmetic": self.arithmetic, "origin": self.origin},
             )
             self.round = done
         except RunError as error:

@@ -109,7 +109,7 @@ class Recorder:
             self.write_seconds += time.perf_counter() - start
         self._timing()
         losses = np.stack([values for name, values in mine.items() if name.endswith("/train_loss")])
-        self._check(ids[~np.isfinite(losses).all(0)], f"after round {done - 1}", "its model's loss")
+        self._check(ids[~np.isfinite(losses).all(0)], f"round {done - 1}", "its model's loss")
         return means
 
     def models(self, state: State, done: int) -> None:

@@ -52,10 +52,19 @@ def create(path: Path) -> h5py.File:
 
 
 def open_to_write(path: Path) -> h5py.File:
-    """A file at full size, in SWMR mode: from now on only bytes in place change."""
-    file = h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, access_list()))
-    file.swmr_mode = True
-    return file
+    """A file at full size, in SWMR mode: from now on only bytes in place change.
+
+    In that mode from the start: a kill in between would leave a file that nobody can open. Locks of HDF5, which readers
+    hold, do not matter: writers are kept apart by the lock of the run's folder.
+    """
+    mode, access = h5py.h5f.ACC_RDWR | h5py.h5f.ACC_SWMR_WRITE, access_list()
+    try:
+        return h5py.File(h5py.h5f.open(os.fsencode(path), mode, access))
+    except OSError as error:
+        if "unable to lock" not in str(error):
+            raise
+        access.set_file_locking(False, True)
+        return h5py.File(h5py.h5f.open(os.fsencode(path), mode, access))
 
 
 def fill(

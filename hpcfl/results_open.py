@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,36 @@ import numpy as np
 from hpcfl.errors import InputError
 from hpcfl.results_schema import FILETYPE, FORMAT_VERSION
 
+TRIES = 5
+
 
 def open_to_read(path: Path) -> h5py.File:
     """Raises InputError for what is not a readable HDF5 file; ``read_attributes`` tells whether hpcfl wrote it."""
     if not path.exists():
         raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run")
     try:
-        with path.open("rb") as file:
-            head, size = file.read(48), os.fstat(file.fileno()).st_size
-        if not h5py.is_hdf5(path):
-            raise InputError(f"{path}: not an HDF5 file; expected a results.h5")
-        modern, flags, end = head[8] == 3, head[11], int.from_bytes(head[28:36], "little")  # of the superblock
-        if modern and size < end:
-            raise InputError(f"{path}: cut off after {size} of {end} bytes; copy it again")
-        # SWMR only where a writer has it or was killed: in this mode HDF5 waits for damaged parts, as not yet written.
-        swmr = modern and flags != 0
-        try:
-            return h5py.File(path, "r", swmr=swmr)
-        except OSError as error:
-            if "unable to lock" not in str(error):  # another program's lock, or a file system without any
-                raise
-            return h5py.File(path, "r", swmr=swmr, locking=False)
+        for _ in range(TRIES - 1):
+            try:
+                return _open(path)
+            except OSError as error:  # a writer comes or goes
+                if not any(sign in str(error) for sign in ("unable to lock", "already open")):
+                    raise
+        return _open(path, locking=False)  # another program's lock, or a file system without any
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or str(error)}") from None
+
+
+def _open(path: Path, *, locking: bool | None = None) -> h5py.File:
+    """One attempt. locking: None: as h5py does it; False: no locks."""
+    with path.open("rb") as file:
+        head, size = file.read(48).ljust(48, b"\0"), os.fstat(file.fileno()).st_size
+    if not h5py.is_hdf5(path):
+        raise InputError(f"{path}: not an HDF5 file; expected a results.h5")
+    modern, flags, end = head[8] == 3, head[11], int.from_bytes(head[28:36], "little")  # of the superblock
+    if modern and size < end:
+        raise InputError(f"{path}: cut off after {size} of {end} bytes; copy it again")
+    # SWMR only where a writer has it or was killed: in this mode HDF5 waits for damaged parts, as not yet written.
+    return h5py.File(path, "r", swmr=modern and flags != 0, locking=locking)
 
 
 def root_attributes(path: Path, file: h5py.File) -> Mapping[str, Any]:
@@ -54,15 +62,24 @@ def root_attributes(path: Path, file: h5py.File) -> Mapping[str, Any]:
 
 def read_attributes(path: Path) -> Mapping[str, Any]:
     """The root attributes of a file in any state, "status" and "rounds_done" among them. Raises InputError."""
-    with open_to_read(path) as file:
+    with open_to_read(path) as file, whole(path):
         return root_attributes(path, file)
 
 
 def read_config(path: Path) -> str:
     """The TOML text of the job, of a file in any state. Raises InputError for what is not a readable results file."""
-    with open_to_read(path) as file:
+    with open_to_read(path) as file, whole(path):
         root_attributes(path, file)
         return text(file, "/config/toml")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """What h5py says of parts that are damaged or missing becomes an InputError."""
+    try:
+        yield
+    except (KeyError, OSError) as error:
+        raise InputError(f"{path}: damaged ({error})") from None
 
 
 def text(file: h5py.File, path: str) -> str:

@@ -40,6 +40,7 @@ def run(
     *,
     opened: Callable[[Start], None],
     progress: Progress,
+    found: Callable[[Start], None] = lambda start: None,
     folder: Path | None = None,
     asked: Callable[[], str | None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
@@ -47,14 +48,14 @@ def run(
 ) -> Outcome:
     """Collective over the world: runs the job to its end, or until it is asked to stop.
 
-    opened: called on every rank before the next round. folder: of the run to go on with; None: a new one. asked: why
-    rank 0 should stop, None: it should not. warn: gets what is wrong, but does not end the run. started: when the
-    process did, by ``time.monotonic``. Raises InputError before the first round, Diverged on all ranks when a loss or
-    model is no longer finite.
+    opened: called on every rank before the next round. found: as soon as the run has a folder. folder: of the run to go
+    on with; None: a new one. asked: why rank 0 should stop, None: it should not. warn: gets what is wrong, but does not
+    end the run. started: when the process did, by ``time.monotonic``. Raises InputError before the first round,
+    Diverged on all ranks when a loss or model is no longer finite.
     """
     built = build(job, world)
     engine, algorithm = built.engine, built.algorithm
-    start = begin(job, built, world, folder)
+    start = begin(job, built, world, folder, found)
     keeper, state, done = start.keeper, start.state, start.done
     opened(start)
     watch = test_of_participants(engine, algorithm) if job.run.protocol == "participants" else None
@@ -87,7 +88,7 @@ def run(
             progress(done, record.evaluation(state, done) if plan.evaluate else None)
         if plan.checkpoint and keeper.round != done:
             took, problem = keeper.save(state, done, record.elapsed)
-            agenda.saved(took)
+            agenda.saved(took, good=problem is None)
             record.write_seconds += took
             if problem:
                 warn(f"no checkpoint after round {done}, the run goes on without: {problem}")

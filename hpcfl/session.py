@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpcfl.comm import Comm, world
 from hpcfl.config import Job, load
-from hpcfl.errors import HpcflError
+from hpcfl.errors import HpcflError, RunError
 from hpcfl.registry import load_plugins
 from hpcfl.results import ResultsWriter
 from hpcfl.run import Outcome, run
@@ -49,7 +49,7 @@ class Session:
     def run(self) -> int:
         """Collective over the world. The exit code: 0 done, 1 failure, 2 wrong input, 75 to be gone on with.
 
-        Where the ranks end in order only rank 0 has one: a launcher may kill what is left when a rank ends with another.
+        Where the ranks end in order only rank 0 has one: a launcher may kill the others when one rank ends with it.
         """
         code = self._code()
         return code if self.comm.rank == 0 else 0
@@ -67,6 +67,8 @@ class Session:
                 if done:
                     self._say(f"done already: {self.folder}/{RESULTS}; raise run.rounds to go on")
                     return 0
+                if self.folder is None:
+                    self._say(f"--resume: there is no run of {job.name} in {job.run.out} yet; this is the first")
             return self._ended(self._run(job))
         except HpcflError as error:
             return self._leave(error, error.exit_code, orderly=error.everywhere)
@@ -86,6 +88,7 @@ class Session:
                     return run(
                         job,
                         self.comm,
+                        found=self._found,
                         opened=self._opened,
                         progress=report.update,
                         folder=self.folder,
@@ -119,8 +122,11 @@ class Session:
             self.request.follow(0, self._told)
         self._warn(f"{before - self.comm.size} of {before} ranks died; the other {self.comm.size} go on")
 
+    def _found(self, start: Start) -> None:
+        self.start, self.folder = start, start.folder
+
     def _opened(self, start: Start) -> None:
-        self.start, self.folder, self.writer = start, start.folder, start.writer
+        self.writer = start.writer
         for warning in start.warnings:
             self._warn(warning)
         since = f", going on after round {start.done}" if start.resumed else ""
@@ -128,6 +134,7 @@ class Session:
 
     def _ended(self, outcome: Outcome) -> int:
         """Says how the run ended."""
+        self.request.end()
         self.writer = None  # is closed
         if outcome.checkpoints:
             share = 100 * outcome.seconds / max(outcome.elapsed, 1e-9)
@@ -154,6 +161,7 @@ class Session:
 
     def _leave(self, error: BaseException, code: int, *, orderly: bool) -> int:
         """Says what happened, marks the results, and ends: in order when all ranks are here, else by abort."""
+        self.request.end()
         together = self.comm.arrive(PATIENCE)
         if self.comm.rank == 0 or not together:
             text = self._describe(error)
@@ -187,8 +195,11 @@ class Session:
     def _mark(self, status: str) -> None:
         if self.writer:
             writer, self.writer = self.writer, None
-            writer.status(status)
-            writer.close()
+            try:
+                writer.status(status)
+                writer.close()
+            except RunError as error:  # a full disk, or the file was just being closed: the exit code stays what it is
+                self._warn(str(error))
 
     def _told(self, number: signal.Signals) -> None:
         """On rank 0, in a thread of its own: a signal has come, while the main thread may wait in an MPI call.

@@ -6,6 +6,7 @@ only notes the signal, since Python runs it when the current call into MPI or to
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -40,6 +41,7 @@ class StopRequest:
         patient = "HYDI_CONTROL_FD" in environment or not self.launched
         self.signals = {signal.Signals[f"SIG{name}"], *((signal.SIGTERM, signal.SIGINT) if patient else ())}
         self.received: list[signal.Signals] = []
+        self.ending = False
         self._parent = os.getppid()
 
     def listen(self) -> None:
@@ -74,6 +76,14 @@ class StopRequest:
 
         threading.Thread(target=watch, name="signals", daemon=True).start()
 
+    def end(self) -> None:
+        """From now on the signals change nothing: the run ends, and its exit code counts. Ctrl-C still stops."""
+        self.ending = True
+        for number in self.signals:  # their defaults, which they get back when the interpreter shuts down, would kill
+            atexit.register(signal.signal, number, signal.SIG_IGN)
+        if signal.SIGINT in self.signals:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     @property
     def reason(self) -> str | None:
         """Why to stop, "signal SIGUSR1"; None when nobody asked."""
@@ -81,7 +91,8 @@ class StopRequest:
 
     def _note(self, number: int, frame: object) -> None:
         self.received.append(signal.Signals(number))
-        if len(self.received) > 1:
+        if len(self.received) > 1 and not self.ending:
+            self.end()
             raise StopNow(self.received[0].name)
 
     def _end_with_parent(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import tomllib
 from collections.abc import Callable, Mapping
@@ -13,8 +15,10 @@ from hpcfl.algorithm import State
 from hpcfl.build import Built
 from hpcfl.comm import Comm
 from hpcfl.config import Job
+from hpcfl.engine import Engine
 from hpcfl.errors import InputError
-from hpcfl.keeper import Keeper
+from hpcfl.keeper import CHECKPOINTS, Keeper
+from hpcfl.options import user_path
 from hpcfl.record import run_attributes
 from hpcfl.results import ResultsWriter, Schema, lock, new_run_folder, newest_run_folder
 from hpcfl.results_open import read_attributes, read_config
@@ -54,11 +58,17 @@ class Start:
 def to_continue(job: Job) -> tuple[Path | None, bool]:
     """The folder of the newest run of the job, None where there is none; and whether that run is done already.
 
-    Raises InputError where it was started from another configuration: each option that differs, a line each.
+    Raises InputError where it was started from another configuration: each option that differs, a line each; and where
+    it has checkpoints, but no results.
     """
     folder = newest_run_folder(Path(job.run.out), job.name)
     path = folder / RESULTS if folder else None
-    if path is None or not path.exists():
+    if folder is None or path is None or not path.exists():
+        if folder and any((folder / CHECKPOINTS).glob("round-*")):
+            raise InputError(
+                f"--resume: {folder} has checkpoints, but no {RESULTS}; put that back, or run without --resume for a "
+                "new one"
+            )
         return folder, False
     before, after = (tomllib.loads(text) for text in (read_config(path), job.text))
     attributes = read_attributes(path)
@@ -87,26 +97,40 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], done: int) 
     return lines
 
 
+def origin(job: Job, engine: Engine) -> str:
+    """SHA-256 of what makes the state of a run and stays on its way: the options that cannot change, and the model."""
+    tables, layout = tomllib.loads(job.text), engine.task.layout
+    options = {f"{part}.{key}": value for part, table in tables.items() for key, value in table.items()}
+    fixed = {name: value for name, value in options.items() if name not in (*FREE, "run.rounds")}
+    text = json.dumps([fixed, list(layout.names), list(layout.shapes)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _shown(value: Any) -> str:
     return "not given" if value is None else repr(value)
 
 
-def begin(job: Job, built: Built, world: Comm, folder: Path | None) -> Start:
+def begin(job: Job, built: Built, world: Comm, folder: Path | None, found: Callable[[Start], None]) -> Start:
     """Collective over the world: folder and results file, and the state to start from.
 
-    folder: of the run to go on with; None: a new one. Raises InputError on all ranks alike.
+    folder: of the run to go on with; None: a new one. found: called as soon as the folder is there. Raises InputError
+    on all ranks alike.
     """
     engine, resumed = built.engine, folder is not None
     folder = folder or world.from_root(lambda: new_run_folder(Path(job.run.out), job.name))
-    start = Start(folder, Keeper(folder, engine), State(), resumed=resumed)
+    start = Start(folder, Keeper(folder, engine, origin(job, engine)), State(), resumed=resumed)
+    found(start)
     try:
         world.from_root(lambda: start.take_lock())
         counted = world.from_root(lambda: _counted(folder / RESULTS, job.run.eval_every))
         start.writer = open_results(job, built, folder, new=counted is None)
-        start.state = first_state(built.algorithm, engine, job.run.state, Path(job.run.scratch or folder))
+        scratch = user_path(job.run.scratch) if job.run.scratch else folder
+        start.state = first_state(built.algorithm, engine, job.run.state, scratch)
         if resumed:
             start.state, start.done, start.elapsed, start.warnings = start.keeper.newest(start.state, counted or 0)
-    except BaseException:
+    except BaseException as error:
+        if start.writer:
+            start.writer.status(f"failed:{' '.join(str(error).split())}")
         start.close()
         raise
     return start

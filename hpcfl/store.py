@@ -19,6 +19,7 @@ from torch import Tensor
 from hpcfl.algorithm import Algorithm, Rows, State, Work
 from hpcfl.engine import Engine
 from hpcfl.errors import InputError, RunError
+from hpcfl.options import user_path
 from hpcfl.reduce import to_device, to_host
 from hpcfl.rows import Index, Kept, put, take
 
@@ -36,6 +37,18 @@ def check_place(where: Place, work: Work, device: torch.device) -> None:
             f'run.state = "{where}": this algorithm computes with the rows of all clients at once, so they must lie on '
             'the device; leave run.state out, or set it to "device"'
         )
+
+
+def check_scratch(where: Place, scratch: str | None) -> None:
+    """Raises InputError where ``run.scratch`` is needed and is no folder in which this process can make a file."""
+    if where == "disk" and scratch is not None:
+        try:
+            _anonymous(user_path(scratch)).close()
+        except OSError as error:
+            raise InputError(
+                f'run.scratch = "{scratch}": cannot make a file there: {error.strerror}; give a folder that every '
+                "node has, or leave run.scratch out"
+            ) from None
 
 
 def first_state(algorithm: Algorithm, engine: Engine, where: Place, scratch: Path) -> State:

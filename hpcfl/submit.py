@@ -24,12 +24,12 @@ def submit(
 ) -> None:
     """Submits the job, or prints the script; says its number and log. Raises InputError for what would fail later."""
     load_plugins(list(plugins))
-    overrides = [*changes, *([f"run.out={json.dumps(out)}"] if out else [])]
+    overrides = [*changes, *([f"run.out={json.dumps(out)}"] if out is not None else [])]
     job = load(file, overrides)
     continued = continues(job)
     arguments = [str(file), *(word for change in changes for word in ("--set", change))]
     arguments += [word for plugin in plugins for word in ("--plugin", str(plugin))]
-    arguments += ["--out", out] if out else []
+    arguments += ["--out", out] if out is not None else []
     weak = {"job-name": job.name, "cpus-per-task": str(job.run.threads)}
     script = slurm.fill("run.sbatch", [weak, sbatch], arguments, launcher)
     if dry_run:

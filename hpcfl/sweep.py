@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from hpcfl.errors import InputError
 from hpcfl.results_folder import new_run_folder
 
 LIST, SUBMISSIONS = "sweep.toml", "submissions.txt"
+MOST = 10_000  # members
 STOPPED = 75  # exit code of a run that stopped early
 
 
@@ -105,6 +107,12 @@ def make(
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
         raise InputError(f"{twice[0]}: given twice, by --grid or by --seeds; give its values in one list")
+    for key, values in axes:
+        if len(set(values)) < len(values):
+            raise InputError(f"{key}: the same value twice; its members would be the same run")
+    size = math.prod(len(values) for _, values in axes)
+    if size > MOST:
+        raise InputError(f"a sweep of {size:,} members; expected at most {MOST:,}")
     members = [
         Member(k, member_name(k, dict(zip(keys, values, strict=True))), dict(zip(keys, values, strict=True)))
         for k, values in enumerate(itertools.product(*(values for _, values in axes)))

@@ -176,10 +176,14 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def _alive(pid: int) -> bool:
+    """Whether a process of this host runs; one that has ended does not, even if nobody has waited for it yet."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # it is there, and someone else's
         pass
-    return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # a system without /proc
+        return True

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from peer_models import BATCH, CLIENTS, LR, MODELS, STEPS, Turns, model_name, workload

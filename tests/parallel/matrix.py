@@ -1,20 +1,24 @@
 """Many small jobs in one launch: ``mpirun -n 3 python tests/parallel/matrix.py OUT`` writes OUT/<case>-001/results.h5.
 
 One import of torch per rank serves them all. ``python tests/parallel/matrix.py OUT CASE ...`` runs these cases only,
-``... OUT FILE.toml part.key=value ...`` job files instead, with the changes.
+``... OUT FILE.toml part.key=value ...`` job files instead, with the changes. ``... OUT --first`` runs the first rounds
+of all cases, ``... OUT --second`` goes on with them and prints, as JSON, from which round each did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from hpcfl.comm import Comm, world
 from hpcfl.config import Job, load, resolve
 from hpcfl.registry import registered
-from hpcfl.run import run
+from hpcfl.run import Outcome, run
+from hpcfl.start import Start, to_continue
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {"rounds": 5, "eval_every": 2, "seed": 3, "participation": 0.5, "save_models": True},
@@ -231,6 +235,97 @@ def run_all(jobs: dict[str, Job], comm: Comm) -> None:
         run(job, comm, opened=lambda *_: None, progress=lambda *_: None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Break:
+    """How the first part of a job ends and the second begins; it has the fewer rounds, or is asked to stop."""
+
+    rounds: int  # of the first part
+    asked: bool
+    checkpoint_every: int
+    damage: bool  # to the newest checkpoint: the older one counts, and rows are written again
+    states: tuple[str, str]  # run.state of the parts
+
+    @property
+    def goes_on(self) -> int:
+        """The rounds after which the second part goes on."""
+        return self.rounds - self.checkpoint_every if self.damage else self.rounds
+
+
+def breaks() -> dict[str, Break]:
+    """Name of a case -> its break: by turns all kinds, every second one between two evaluations."""
+    found = {}
+    for number, (name, job) in enumerate(cases().items()):
+        rounds, every = job.run.rounds, job.run.eval_every
+        between = rounds // 2 + (rounds // 2 % every == 0)
+        states = [("device", "device"), ("disk", "device"), ("device", "disk")][number // 4 % 3]
+        found[name] = [
+            Break(between, False, rounds, False, states),
+            Break(between, True, between, False, states),
+            Break(every, True, 1000, False, states),
+            Break(between, True, 1, True, states),
+        ][number % 4]
+        if job.algorithm.whole_cohort:
+            found[name] = dataclasses.replace(found[name], states=("device", "device"))
+    return found
+
+
+def with_run(job: Job, **options: Any) -> Job:
+    """The job with other options of the run."""
+    tables = tomllib.loads(job.text)
+    return resolve({**tables, "run": tables["run"] | options}, job.name, job.name)
+
+
+def first_part(job: Job, comm: Comm, end: Break) -> Outcome:
+    """Collective: a job up to its break, with a checkpoint there."""
+    done = 0
+
+    def progress(rounds: int, means: object) -> None:
+        nonlocal done
+        done = rounds
+
+    options = {"checkpoint_every": end.checkpoint_every, "state": end.states[0]}
+    part = with_run(job, **options, **({} if end.asked else {"rounds": end.rounds}))
+    asked = (lambda: "signal SIGUSR1" if done >= end.rounds else None) if end.asked else (lambda: None)
+    folders: list[Path] = []
+    outcome = run(part, comm, opened=lambda start: folders.append(start.folder), progress=progress, asked=asked)
+    if end.damage and comm.rank == 0:
+        damage(folders[0] / f"checkpoints/round-{outcome.saved}/shared.h5")
+    return outcome
+
+
+def damage(file: Path) -> None:
+    """Flips a bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(content)
+
+
+def second_part(job: Job, comm: Comm, end: Break) -> Start:
+    """Collective: the job from its break to its end; how it was when it went on."""
+    job = with_run(job, state=end.states[1])
+    folder, _ = comm.from_root(lambda: to_continue(job))
+    starts: list[Start] = []
+    run(job, comm, folder=folder, opened=starts.append, progress=lambda *_: None)
+    return starts[0]
+
+
+def run_first(comm: Comm) -> None:
+    """Collective: the first part of every case, each until its break."""
+    for name, job in cases().items():
+        outcome, end = first_part(job, comm, breaks()[name]), breaks()[name]
+        assert (outcome.done, outcome.saved) == (end.rounds, end.rounds), (name, outcome.done, outcome.saved)
+
+
+def run_second(comm: Comm) -> None:
+    """Collective: the second part of every case. Prints name -> [rounds done, warnings] at its beginning."""
+    starts = {name: second_part(job, comm, breaks()[name]) for name, job in cases().items()}
+    if comm.rank == 0:
+        print(json.dumps({name: [start.done, start.warnings] for name, start in starts.items()}))
+
+
+PARTS = {"--first": run_first, "--second": run_second}
+
+
 def main() -> None:
     out, *rest = sys.argv[1:]
     files, others = [a for a in rest if a.endswith(".toml")], [a for a in rest if not a.endswith(".toml")]
@@ -245,6 +340,9 @@ def main() -> None:
         BASE["run"]["out"] = out
         jobs = {name: job for name, job in cases().items() if name in others or not others}
     comm = world()
+    if others and others[0] in PARTS:
+        PARTS[others[0]](comm)
+        return
     run_all(jobs, comm)
     if comm.rank == 0:
         print(f"ran {len(jobs)} jobs on {comm.size} ranks")

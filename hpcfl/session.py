@@ -43,6 +43,7 @@ class Session:
         self.folder: Path | None = None
         self.start: Start | None = None
         self.writer: ResultsWriter | None = None
+        self.earlier: Mapping[Path, int] = {}  # reports of errors that earlier starts of the run left in its folder
         self.noticed = False  # that somebody asked for a stop
         self.comm = Comm()
 
@@ -124,6 +125,7 @@ class Session:
 
     def _found(self, start: Start) -> None:
         self.start, self.folder = start, start.folder
+        self.earlier = self._reports()
 
     def _opened(self, start: Start) -> None:
         self.writer = start.writer
@@ -218,9 +220,12 @@ class Session:
 
     def _cause(self) -> str | None:
         """What another rank left in the run's folder before it aborted the job."""
-        for file in sorted(self.folder.glob("error-rank*.txt")) if self.folder else []:
-            return file.read_text().partition("\n")[0]
-        return None
+        new = self._reports().items() - self.earlier.items()
+        return min(new)[0].read_text().partition("\n")[0] if new else None
+
+    def _reports(self) -> dict[Path, int]:
+        """The reports of errors in the run's folder, with the times at which they were written."""
+        return {file: file.stat().st_mtime_ns for file in self.folder.glob("error-rank*.txt")} if self.folder else {}
 
     def _ended_from_outside(self) -> str:
         saved = self.start.keeper.round if self.start else None

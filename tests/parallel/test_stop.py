@@ -89,6 +89,7 @@ def test_stops_under_a_launcher(undisturbed, stopped, hpcfl, tmp_path):
 
 def test_stops_of_a_single_process(undisturbed, stopped, hpcfl, tmp_path):
     rounds = [check(stopped(None, signal.SIGINT), "signal SIGINT", noticed("SIGINT"))]
+    (tmp_path / "apfl-001/error-rank0.txt").write_text("ValueError of an earlier start\n")  # nothing to this one
     rounds.append(check(stopped(None, signal.SIGTERM), "signal SIGTERM", noticed("SIGTERM")))
     rounds.append(check(stopped(None, options=("--max-walltime", "1s")), "walltime", []))
     assert rounds[0] < rounds[1] == rounds[2]

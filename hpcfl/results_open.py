@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from hpcfl.errors import InputError
 from hpcfl.results_schema import FILETYPE, FORMAT_VERSION
 
-TRIES = 5
+TRIES, PAUSE = 50, 0.01  # while writers come and go; seconds
 
 
 def open_to_read(path: Path) -> h5py.File:
@@ -22,18 +23,23 @@ def open_to_read(path: Path) -> h5py.File:
     if not path.exists():
         raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run")
     try:
-        for _ in range(TRIES - 1):
+        locking = None
+        for _ in range(TRIES):
             try:
-                return _open(path)
-            except OSError as error:  # a writer comes or goes
-                if not any(sign in str(error) for sign in ("unable to lock", "already open")):
+                return _open(path, locking=locking)
+            except OSError as error:
+                if "unable to lock" in str(error):  # another program's lock, or a file system without any
+                    locking = False
+                elif "already open" in str(error):  # a writer came or went meanwhile
+                    time.sleep(PAUSE)
+                else:
                     raise
-        return _open(path, locking=False)  # another program's lock, or a file system without any
+        return _open(path, locking=locking)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or str(error)}") from None
 
 
-def _open(path: Path, *, locking: bool | None = None) -> h5py.File:
+def _open(path: Path, *, locking: bool | None) -> h5py.File:
     """One attempt. locking: None: as h5py does it; False: no locks."""
     with path.open("rb") as file:
         head, size = file.read(48).ljust(48, b"\0"), os.fstat(file.fileno()).st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_defaults(capsys):
         "open-mode": "append",
         "output": "%x-%j.out",
     }
-    assert f"\nset -- {JOB}\n" in text
+    assert f"\nset -- {shlex.quote(JOB)}\n" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
@@ -59,7 +60,7 @@ def test_options_and_arguments(capsys, tmp_path):
     assert options["job-name"] == "my job"
     more = {"no-requeue": None, "mail-type": "END", "nodelist": "n1", "exclusive": None, "account": "acc"}
     assert options.items() >= more.items()
-    assert f"\nset -- {JOB} --set run.threads=2 --plugin p.py --out 'o o'\n" in text
+    assert f"\nset -- {shlex.quote(JOB)} --set run.threads=2 --plugin p.py --out 'o o'\n" in text
     assert "export HPCFL_LAUNCHER='srun --mpi=pmix'\n" in text
 
 

@@ -75,6 +75,8 @@ def test_making(tmp_path, capsys, monkeypatch):
     [
         ([JOB, "--grid", "algorithm.lr=0.1,-1"], "algorithm.lr"),
         ([JOB, "--grid", "run.seed=1,2", "--seeds", "2"], "run.seed: given twice"),
+        ([JOB, "--grid", "algorithm.lr=0.1,0.1"], "algorithm.lr: the same value twice"),
+        ([JOB, "--grid", "run.block=1,2", "--seeds", "9000"], "a sweep of 18,000 members; expected at most 10,000"),
         ([JOB, "--submit", "--local"], "give one of the two"),
         ([JOB, "--submit", "--ranks", "2"], "--ranks is for --local"),
         ([JOB, "--time", "10"], "--time is for --submit"),

@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def newest(folder: Path, world: Comm, *, at_most: int | None = None) -> tuple[Ch
         if at_most is not None and number > at_most:
             continue
         path = folder / f"round-{number}"
-        found = world.from_root(lambda path=path: _examined(path))  # type: ignore[misc]  # mypy: a lambda's default
+        found = world.from_root(partial(_examined, path))
         problem = found if isinstance(found, str) else _verified(found, world)
         if not isinstance(found, str) and problem is None:
             return found, warnings

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+STOPPED = 75  # exit code of a run that stopped early and goes on with --resume: EX_TEMPFAIL
+
 
 class HpcflError(Exception):
     """Base of the errors that end a run with one clear message instead of a traceback.

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpcfl.comm import Comm, world
 from hpcfl.config import Job, load
-from hpcfl.errors import HpcflError, RunError
+from hpcfl.errors import STOPPED, HpcflError, RunError
 from hpcfl.registry import load_plugins
 from hpcfl.results import ResultsWriter
 from hpcfl.run import Outcome, run
@@ -28,7 +28,6 @@ from hpcfl.signals import StopNow, StopRequest
 from hpcfl.start import RESULTS, Start, to_continue
 
 PATIENCE = 2.0  # seconds to wait for the other ranks before the job is aborted
-STOPPED = 75  # exit code of a run that goes on with --resume: EX_TEMPFAIL
 
 
 class Session:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from hpcfl.analysis.reader import Run
 from hpcfl.config import read
-from hpcfl.errors import InputError
+from hpcfl.errors import STOPPED, InputError
 from hpcfl.results_folder import newest_run_folder
 from hpcfl.slurm import queue
 from hpcfl.sweep import Member, Sweep
@@ -34,7 +34,7 @@ def status(job: Path, changes: Sequence[str], out: str | None) -> tuple[int, str
         return 1, f"no run of {job.stem} in {folder}"
     with Run(path) as run:
         word = "killed" if run.stale else run.status
-        code = {"done": 0, "stopped": 75}.get(word.partition(":")[0], 1)
+        code = {"done": 0, "stopped": STOPPED}.get(word.partition(":")[0], 1)
         return code, f"{word} in {path}, written {run.attributes['updated']}"
 
 

@@ -22,12 +22,11 @@ from pathlib import Path
 
 from hpcfl import slurm
 from hpcfl.config import load, read, to_toml
-from hpcfl.errors import InputError
+from hpcfl.errors import STOPPED, InputError
 from hpcfl.results_folder import new_run_folder
 
 LIST, SUBMISSIONS = "sweep.toml", "submissions.txt"
 MOST = 10_000  # members
-STOPPED = 75  # exit code of a run that stopped early
 
 
 @dataclass(frozen=True)

@@ -124,3 +124,29 @@ def hpcfl() -> Run:
         return finish(start_python(None, "-m", "hpcfl", *args, env=env, cwd=cwd), timeout)
 
     return run
+
+
+@pytest.fixture
+def hpcfl_here(tmp_path, monkeypatch, capfd):
+    """``hpcfl_here("run.rounds=8", "--resume", out="a")``: a short run in this process, which keeps its signals.
+
+    Returns the exit code, the lines of complaint, and what it said. out: folder in tmp_path.
+    """
+    from hpcfl.cli import main
+    from hpcfl.signals import StopRequest
+
+    monkeypatch.setattr(StopRequest, "listen", lambda self: None)
+    monkeypatch.setattr(StopRequest, "follow", lambda self, rank, told: None)
+    short = ["run.rounds=4", "run.eval_every=2", "run.checkpoint_every=2", "algorithm.local_steps=1"]
+
+    def call(*given: str, out: str = "") -> tuple[int, list[str], str]:
+        changes = [word for change in [*short, *given] if not change.startswith("--") for word in ("--set", change)]
+        options = [word for word in given if word.startswith("--")]
+        capfd.readouterr()
+        job = str(ROOT / "jobs/quickstart/local.toml")
+        code = main(["run", job, "--out", str(tmp_path / out), *changes, *options])
+        said, errors = capfd.readouterr()
+        assert "Traceback" not in said + errors
+        return code, [line for line in errors.splitlines() if line.startswith("hpcfl:")], said
+
+    return call

@@ -8,32 +8,16 @@ from pathlib import Path
 import pytest
 
 from hpcfl.analysis.reader import Run
-from hpcfl.cli import main
 from hpcfl.results_folder import lock
-from hpcfl.signals import StopRequest
 from hpcfl.start import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "jobs/quickstart/local.toml"
-SHORT = ["run.rounds=4", "run.eval_every=2", "run.checkpoint_every=2", "algorithm.local_steps=1"]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
-    """``run("run.rounds=8", "--resume")``: (exit code, what it said); the process of the tests keeps its signals."""
-    monkeypatch.setattr(StopRequest, "listen", lambda self: None)
-    monkeypatch.setattr(StopRequest, "follow", lambda self, rank, told: None)
-
-    def call(*given: str) -> tuple[int, list[str], str]:
-        changes = [word for change in [*SHORT, *given] if not change.startswith("--") for word in ("--set", change)]
-        options = [word for word in given if word.startswith("--")]
-        capfd.readouterr()
-        code = main(["run", str(JOB), "--out", str(tmp_path), *changes, *options])
-        out, errors = capfd.readouterr()
-        assert "Traceback" not in out + errors
-        return code, [line for line in errors.splitlines() if line.startswith("hpcfl:")], out
-
-    return call
+def run(hpcfl_here):
+    return hpcfl_here
 
 
 @pytest.fixture

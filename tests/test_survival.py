@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -13,30 +14,16 @@ import pytest
 from hpcfl.analysis.reader import Run
 from hpcfl.cli import main
 from hpcfl.results_folder import lock
-from hpcfl.signals import StopNow, StopRequest
+from hpcfl.signals import StopNow
 from hpcfl.start import Start
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "jobs/quickstart/local.toml"
-SHORT = ["run.rounds=4", "run.eval_every=2", "run.checkpoint_every=2", "algorithm.local_steps=1"]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
-    """``run("run.rounds=8", "--resume", out="a")``: (exit code, lines of complaint, what it said)."""
-    monkeypatch.setattr(StopRequest, "listen", lambda self: None)
-    monkeypatch.setattr(StopRequest, "follow", lambda self, rank, told: None)
-
-    def call(*given: str, out: str = "a") -> tuple[int, list[str], str]:
-        changes = [word for change in [*SHORT, *given] if not change.startswith("--") for word in ("--set", change)]
-        options = [word for word in given if word.startswith("--")]
-        capfd.readouterr()
-        code = main(["run", str(JOB), "--out", str(tmp_path / out), *changes, *options])
-        said, errors = capfd.readouterr()
-        assert "Traceback" not in said + errors
-        return code, [line for line in errors.splitlines() if line.startswith("hpcfl:")], said
-
-    return call
+def run(hpcfl_here):
+    return partial(hpcfl_here, out="a")
 
 
 def test_checkpoints_without_results_are_left_alone(run, tmp_path):

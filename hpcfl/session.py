@@ -73,8 +73,7 @@ class Session:
         except HpcflError as error:
             return self._leave(error, error.exit_code, orderly=error.everywhere)
         except StopNow as error:
-            saved = self.start.keeper.round if self.start else None
-            return self._leave(error, 1 if saved is None else STOPPED, orderly=False)
+            return self._leave(error, 1 if self._saved is None else STOPPED, orderly=False)
         except KeyboardInterrupt as error:
             return self._leave(error, 1, orderly=False)
         except Exception as error:
@@ -121,6 +120,11 @@ class Session:
         if self.comm.rank == 0:
             self.request.follow(0, self._told)
         self._warn(f"{before - self.comm.size} of {before} ranks died; the other {self.comm.size} go on")
+
+    @property
+    def _saved(self) -> int | None:
+        """Rounds of the last good checkpoint."""
+        return self.start.keeper.round if self.start else None
 
     def _found(self, start: Start) -> None:
         self.start, self.folder = start, start.folder
@@ -181,8 +185,7 @@ class Session:
         if isinstance(error, HpcflError):
             return "\n".join(f"hpcfl: {line}" for line in str(error).splitlines())
         if isinstance(error, StopNow):
-            saved = self.start.keeper.round if self.start else None
-            kept = "there is no checkpoint" if saved is None else f"the last checkpoint is of round {saved}"
+            kept = "there is no checkpoint" if self._saved is None else f"the last checkpoint is of round {self._saved}"
             return f"hpcfl: stopped at once by a second signal ({error}); {kept}"
         if isinstance(error, KeyboardInterrupt):
             return "hpcfl: interrupted"
@@ -227,8 +230,7 @@ class Session:
         return {file: file.stat().st_mtime_ns for file in self.folder.glob("error-rank*.txt")} if self.folder else {}
 
     def _ended_from_outside(self) -> str:
-        saved = self.start.keeper.round if self.start else None
-        last = "" if saved is None else f"; the last checkpoint is of round {saved}"
+        last = "" if self._saved is None else f"; the last checkpoint is of round {self._saved}"
         return (
             f"terminated by SIGTERM: the launcher, the batch system or a person ended the job{last}; "
             f"to stop with a checkpoint: kill -{self.request.name} the mpirun process"

@@ -109,7 +109,7 @@ class Block:
         self._shuffle(t // members.per_epoch)
         first = t % members.per_epoch * members.batch
         column = first[:, None] + np.arange(members.length)
-        index = np.take_along_axis(self._order, np.minimum(column, samples[:, None] - 1), 1)
+        index = self._order[np.arange(len(column))[:, None], np.minimum(column, samples[:, None] - 1)]
         return self._gather(index, np.minimum(members.batch, samples - first), t)
 
     def _full_batch(self, t: int) -> Batch:
@@ -205,8 +205,9 @@ class Block:
         if self._epoch is None:
             self._epoch = np.full(len(self.rows), -1)
             self._order = np.zeros((len(self.rows), int(self.samples.max())), np.int64)
-        for e in np.unique(epoch[epoch != self._epoch]):
-            mine = np.flatnonzero((epoch == e) & (epoch != self._epoch))
+        new = epoch != self._epoch
+        for e in np.unique(epoch[new]) if new.any() else ():
+            mine = np.flatnonzero(new & (epoch == e))
             orders = rng.permutations(self._seed, self.ids[mine], self.samples[mine], self._round, int(e))
             for k, order in zip(mine, orders, strict=True):
                 self._order[k, : len(order)] = order

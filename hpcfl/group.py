@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.on_demand import OnDemand
+from hpcfl.on_demand import OnDemand, picked
 from hpcfl.splits import TRAIN
 
 
@@ -70,7 +70,7 @@ class Group:
         """
         if self.source is None:
             flat = torch.from_numpy(index + self.start[rows, split, None]).to(self.x.device)
-            x, y = self.x[flat], self.y[flat]
+            x, y = picked(self.x, flat), picked(self.y, flat)
         else:
             x, y = self.source.gather(self.ids[rows], self.count[rows], index, split)
         x = x.to(self.dtype)

@@ -42,6 +42,11 @@ class Network:
         self.module, self.layout, self.dropout_keys, self.backend = module, layout, dropout_keys, backend
         self.batched = cast(BatchedModel, module) if backend == "model" else None
 
+    def train(self, training: bool = True) -> None:
+        """The mode of the module, whose own method visits all of its layers, at every step."""
+        if self.module.training != training:
+            self.module.train(training)
+
     @torch.no_grad()
     def outputs(self, w: Tensor, batch: Batch) -> Tensor:
         """w [C, P] -> outputs [C, B, O]."""

@@ -35,7 +35,7 @@ class OnDemand:
             self._block = key, torch.cat(x), torch.cat(y)
         before = count.reshape(-1).cumsum() - count.reshape(-1)
         flat = torch.from_numpy(index + before.reshape(count.shape)[:, split, None]).to(self._block[1].device)
-        return self._block[1][flat], self._block[2][flat]
+        return picked(self._block[1], flat), picked(self._block[2], flat)
 
     def _client(self, client: int) -> tuple[Tensor, Tensor]:
         """x, y of one client, made or read unless it was needed lately."""
@@ -52,3 +52,8 @@ class OnDemand:
 def size(samples: tuple[Tensor, Tensor]) -> int:
     """Bytes of x and y."""
     return sum(array.numel() * array.element_size() for array in samples)
+
+
+def picked(values: Tensor, places: Tensor) -> Tensor:
+    """values [n, ...] at the places [C, B] -> [C, B, ...]: values[places] in a quarter of the time, on the CPU."""
+    return values.index_select(0, places.view(-1)).view(*places.shape, *values.shape[1:])

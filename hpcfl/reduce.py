@@ -20,7 +20,7 @@ from hpcfl.errors import Diverged
 
 BITS = 51  # of one rounded value: x + 1.5 * 2^52 grid rounds x to the grid when |x| <= 2^51 grid
 SUM_BITS = 62  # of their sum in an int64
-CACHE = 1 << 16  # float64 values per piece of work on the CPU: stays in the second-level cache
+CACHE = 1 << 18  # float64 values per piece of work on the CPU: stays in the last-level cache
 LARGEST = 2.0**900  # beyond it the grid's own arithmetic would overflow
 
 Array = Tensor | np.ndarray
@@ -85,23 +85,24 @@ class Piece:
         return counts
 
     def weighted(self, columns: slice = slice(None)) -> Array:
-        """[c, p] float64, not to be written to; on the CPU a NumPy array, whose operations cost less to call."""
+        """[c, p] float64, a copy; on the CPU a NumPy array, whose operations cost less to call."""
         rows = _array(self.rows if columns == slice(None) else self.rows[:, columns])
         if self.weights is not None:
             return rows * _array(self.weights)
-        return rows.to(torch.float64) if isinstance(rows, Tensor) else rows.astype(np.float64, copy=False)
+        return rows.to(torch.float64, copy=True) if isinstance(rows, Tensor) else rows.astype(np.float64)
 
     @property
     def small(self) -> bool:
         """Whether it is one part as a whole, and its magnitudes are not known."""
         return self.magnitudes is None and self.rows.is_cpu and self.rows.numel() <= CACHE
 
-    def parts(self) -> Iterator[Array]:
-        """Weighted values [c, p], some columns after the others; on the CPU in parts that stay in the cache."""
+    def parts(self) -> Iterator[tuple[slice, Array]]:
+        """Columns and their weighted values [c, p]; on the CPU in parts that stay in the cache."""
         clients, columns = self.rows.shape
         width = max(1, CACHE // max(1, clients)) if self.rows.is_cpu else columns
         for first in range(0, max(1, columns), width):
-            yield self.weighted(slice(first, first + width))
+            part = slice(first, first + width)
+            yield part, self.weighted(part)
 
     def magnitude(self) -> np.ndarray:
         """The largest absolute value of each weighted row [c]; NaN or inf where one is not finite."""
@@ -159,29 +160,34 @@ def reproducible_sum(
     top, columns = _agree(comm, pieces, tops, sums, only)
     grid = np.ldexp(1.0, np.maximum(np.frexp(top)[1], -900) - bits)[:, None]
     magic = 1.5 * 2.0**52 * grid  # adding it rounds to the grid; the bit pattern of the sum counts grid units
-    total: Array | None = None
+    total = _zeros(pieces, (sums, columns))
+    counts = np.zeros(sums, np.int64)
     for piece, values in zip(pieces, whole, strict=True):
         shift = magic if piece.segments is None else magic[piece.segments.into]
-        parts = [_counted(piece, part, shift, sums) for part in (piece.parts() if values is None else [values])]
-        count = _joined(parts)
-        count -= _like(count, piece.counts(sums)[:, None] * magic.view(np.int64))  # modulo 2^64, like the sums
-        total = count if total is None else total + count
-    host = (
-        np.zeros((sums, columns), np.int64) if total is None else to_host(total) if isinstance(total, Tensor) else total
-    )
+        for part, weighted in piece.parts() if values is None else [(slice(None), values)]:
+            into = total[:, part]
+            into += _counted(piece, weighted, shift, sums)
+        counts += piece.counts(sums)
+    total -= _like(total, counts[:, None] * magic.view(np.int64))  # modulo 2^64, like the sums
+    host = to_host(total) if isinstance(total, Tensor) else total
     comm.allreduce(host, "sum")
     return to_device(host * grid, device)
 
 
 def _counted(piece: Piece, values: Array, shift: np.ndarray, sums: int) -> Array:
-    """Sums [S, p] of the values [c, p] in units of the grid, and of the shift's bit pattern for each."""
-    rounded = values + _like(values, shift)
-    return piece.summed(rounded.view(torch.int64) if isinstance(rounded, Tensor) else rounded.view(np.int64), sums)
+    """Sums [S, p] of the values [c, p] in units of the grid, and of the shift's bit pattern for each.
+
+    Writes into the values.
+    """
+    values += _like(values, shift)
+    return piece.summed(values.view(torch.int64) if isinstance(values, Tensor) else values.view(np.int64), sums)
 
 
-def _joined(parts: Sequence[Array]) -> Array:
-    """Parts [S, p] of all columns, side by side; on a device there is one."""
-    return parts[0] if len(parts) == 1 else np.concatenate([np.asarray(part) for part in parts], 1)
+def _zeros(pieces: Sequence[Piece], shape: tuple[int, int]) -> Array:
+    """int64, where the pieces' weighted values are."""
+    if all(piece.rows.is_cpu for piece in pieces):
+        return np.zeros(shape, np.int64)
+    return torch.zeros(shape, dtype=torch.int64, device=pieces[0].rows.device)
 
 
 def float64_sum(

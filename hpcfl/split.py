@@ -72,7 +72,7 @@ class Split:
 
     def features(self, theta: Tensor, batch: Batch) -> Features:
         """The features of a batch's samples at theta: a forward pass of the body."""
-        self.body.module.train()
+        self.body.train()
         phi = self.body.outputs(theta, batch)
         return Features(phi, batch.y, batch.weight, batch.real, None, batch.mask, self._penalty(theta))
 
@@ -86,7 +86,7 @@ class Split:
 
         What is not used of them is never computed.
         """
-        self.body.module.train()
+        self.body.train()
         phi, pull = self.body.forward(theta, batch)
         loss, slope = self._loss_and_slope(W, replace(batch, x=phi))
         by_theta = _later(lambda: pull(slope if self.head is None else self.head.slope_by_features(W, slope)))

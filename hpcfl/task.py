@@ -94,7 +94,7 @@ class Task:
 
         The gradient is a ``Gradient``, which acts as a tensor.
         """
-        self.module.train()
+        self.network.train()
         found = self.own_loss.batched_loss(w, batch) if self.own_loss is not None else None
         if found is None:
             outputs, pull = self.network.forward(w, batch)
@@ -108,7 +108,7 @@ class Task:
     @torch.no_grad()
     def evaluate(self, w: Tensor, batch: Batch) -> Tensor:
         """Sums over real samples [C, 2], float64: per-sample loss, and correct predictions or squared errors."""
-        self.module.eval()
+        self.network.train(False)
         outputs = self.network.outputs(w, batch)
         loss = sample_losses(outputs, batch, self.classes)
         score = (masked(outputs, batch).argmax(-1) == batch.y).to(loss.dtype) if self.classes else 2.0 * loss
@@ -121,7 +121,7 @@ class Task:
 
     def hessian_product(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """Hessian of every client's f_i at its own w [C, P], times its own v [C, P]: [C, P]. Client by client."""
-        self.module.eval()
+        self.network.train(False)
         rows = []
         for k in range(batch.real):
             at = w[k].detach().clone().requires_grad_()

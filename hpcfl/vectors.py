@@ -58,7 +58,7 @@ class Layout:
         """[..., P] -> one view [..., *shape] per parameter, sharing memory."""
         if len(self.shapes) == 1:
             return [flat.view(*flat.shape[:-1], *self.shapes[0])]
-        pieces = torch.split(flat, self.sizes, dim=-1)
+        pieces = flat.split_with_sizes(self.sizes, dim=-1)  # torch.split takes longer
         return [p.view(*flat.shape[:-1], *shape) for p, shape in zip(pieces, self.shapes, strict=True)]
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:

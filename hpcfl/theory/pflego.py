@@ -114,7 +114,7 @@ def head_curvature(engine: Engine, theta: Tensor, most: int) -> float:
     if split.layer is None:
         return found
     factor = 1.0 if engine.task.classes is None else 0.5
-    split.body.module.eval()
+    split.body.train(False)
     for members, batch in batches(engine, most):
         phi = split.body.outputs(theta.expand(len(members.rows), -1), batch)
         x = phi if split.layer.bias is None else torch.cat([phi, torch.ones_like(phi[..., :1])], 2)
@@ -147,7 +147,7 @@ def operations(task: Task) -> int:
     """Of a forward pass of one sample: those of its products of matrices, and convolutions."""
     from torch.utils.flop_counter import FlopCounterMode  # slow, and only ``hpcfl theory`` needs it
 
-    task.module.eval()
+    task.network.train(False)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         task.module(torch.zeros(1, *task.shape, dtype=task.dtype, device=task.device))
     return counter.get_total_flops()

@@ -57,6 +57,7 @@ class Built:
     algorithm: Algorithm  # prepared
     coordinator: Coordinator
     population: Population
+    data: str  # SHA-256 of them and their owners
 
 
 def build(job: Job, world: Comm) -> Built:
@@ -68,7 +69,7 @@ def build(job: Job, world: Comm) -> Built:
     world.together(lambda: check_scratch(job.run.state, job.run.scratch))
     dtype = getattr(torch, job.run.dtype)
     source = world.together(lambda: _source(job) if node.rank == 0 else None)
-    _compare(world, source)
+    data = _compare(world, source)
     population = node.bcast(source.population if source else None)
     clients = len(population.cluster)
     cohort = job.run.cohort(clients)
@@ -120,7 +121,7 @@ def build(job: Job, world: Comm) -> Built:
         eval_every=job.run.eval_every,
         coins=algorithm.coins(placement.clusters),
     )
-    return Built(engine, algorithm, coordinator, population)
+    return Built(engine, algorithm, coordinator, population, data)
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,16 @@ class Source:
         return pack(data.x, y, shares.client, shares.split, ids, _truth(data, shares, parameters))
 
     def digest(self) -> str:
-        """Equal where the data are."""
+        """SHA-256 of all samples and their owners; with samples on demand, of their numbers and the clusters."""
         arrays = [self.population.cluster, self.population.count]
         if self.held is not None:
             data, shares = self.held
-            arrays += [a for a in (data.y, data.truth, shares.client, shares.split) if a is not None]
-        return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
+            arrays += [a for a in (data.x, data.y, data.truth, shares.client, shares.split) if a is not None]
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 def _source(job: Job) -> Source:
@@ -241,12 +246,13 @@ def _population(data: Dataset, shares: Shares) -> Population:
     return Population(shares.cluster, count, class_counts, shape, classes, data.scale, data.shift, shares.classes)
 
 
-def _compare(world: Comm, source: Source | None) -> None:
-    """Collective over the world: all nodes must have read and dealt the same data."""
-    digests = world.gather(source.digest() if source else None)
-    different = digests is not None and len({d for d in digests if d}) > 1
-    if world.bcast(different):
+def _compare(world: Comm, source: Source | None) -> str:
+    """Collective over the world: the data's digest. All nodes must have read and dealt the same."""
+    digests = {digest for digest in world.gather(source.digest() if source else None) or () if digest}
+    digest, *others = world.bcast(sorted(digests))
+    if others:
         raise InputError(
             "data: the nodes of this job read different data or clusters; data.root, data.path and "
             "partition.cluster_file must name the same files on all of them"
         )
+    return digest

@@ -25,7 +25,7 @@ from hpcfl.results_schema import FORMAT_VERSION, Schema
 
 PIECE = 1 << 20  # values that are copied at once
 SCALES = {"round": "/rounds/round", "evaluation": "/evaluations/evaluation", "rank": "/timing/rank"}  # that may grow
-MEANINGS = {"algorithm", "seed", "protocol", "labels"}  # attributes that every start of a run has alike
+MEANINGS = {"algorithm", "seed", "protocol", "labels", "data_sha256"}  # attributes that every start of a run has alike
 MASK = 0xFFFFFFFF
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT_VERSION = (1, 3)  # (major, minor): a reader understands every minor version of its major version
+FORMAT_VERSION = (1, 4)  # (major, minor): a reader understands every minor version of its major version
 FILETYPE = "hpcfl results"
 
 KINDS = ("local", "cluster", "global")  # the codes of /rounds/kind

@@ -25,7 +25,12 @@ from hpcfl.results_open import read_attributes, read_config
 from hpcfl.splits import SPLITS
 from hpcfl.store import first_state
 
-FREE = ("run.out", "run.max_walltime", "run.checkpoint_every", "run.state", "run.scratch", "run.on_rank_loss")
+# What may change on a run's way: rounds upwards, and where files lie, but not what is in them.
+FREE = {
+    "run": ("rounds", "out", "max_walltime", "checkpoint_every", "state", "scratch", "on_rank_loss"),
+    "data": ("root", "path"),
+    "partition": ("cluster_file",),
+}
 RESULTS = "results.h5"
 
 
@@ -61,7 +66,7 @@ def to_continue(job: Job) -> tuple[Path | None, bool]:
     Raises InputError where it was started from another configuration: each option that differs, a line each; and where
     it has checkpoints, but no results.
     """
-    folder = newest_run_folder(Path(job.run.out), job.name)
+    folder = newest_run_folder(user_path(job.run.out), job.name)
     path = folder / RESULTS if folder else None
     if folder is None or path is None or not path.exists():
         if folder and any((folder / CHECKPOINTS).glob("round-*")):
@@ -92,7 +97,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], done: int) 
             name, was, now = f"{part}.{key}", old.get(key), new.get(key)
             if name == "run.rounds" and now < was:
                 lines.append(f"run.rounds: was {was} ({done} are done), is {now} now; it may only be raised")
-            elif was != now and name not in (*FREE, "run.rounds"):
+            elif was != now and key not in FREE.get(part, ()):
                 lines.append(f"{name}: was {_shown(was)}, is {_shown(now)} now")
     return lines
 
@@ -100,8 +105,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], done: int) 
 def origin(job: Job, engine: Engine) -> str:
     """SHA-256 of what makes the state of a run and stays on its way: the options that cannot change, and the model."""
     tables, layout = tomllib.loads(job.text), engine.task.layout
-    options = {f"{part}.{key}": value for part, table in tables.items() for key, value in table.items()}
-    fixed = {name: value for name, value in options.items() if name not in (*FREE, "run.rounds")}
+    options = [(part, key, value) for part, table in tables.items() for key, value in table.items()]
+    fixed = {f"{part}.{key}": value for part, key, value in options if key not in FREE.get(part, ())}
     text = json.dumps([fixed, list(layout.names), list(layout.shapes)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -117,7 +122,7 @@ def begin(job: Job, built: Built, world: Comm, folder: Path | None, found: Calla
     on all ranks alike.
     """
     engine, resumed = built.engine, folder is not None
-    folder = folder or world.from_root(lambda: new_run_folder(Path(job.run.out), job.name))
+    folder = folder or world.from_root(lambda: new_run_folder(user_path(job.run.out), job.name))
     start = Start(folder, Keeper(folder, engine, origin(job, engine)), State(), resumed=resumed)
     found(start)
     try:
@@ -178,7 +183,7 @@ def open_results(job: Job, built: Built, folder: Path, *, new: bool) -> ResultsW
         if population.own_classes is not None:
             clients["n_classes"] = population.own_classes
         attributes = run_attributes(engine, hosts or [], job.run.seed, job.algorithm_name)
-        attributes |= {"protocol": job.run.protocol, "labels": job.partition.labels}
+        attributes |= {"protocol": job.run.protocol, "labels": job.partition.labels, "data_sha256": built.data}
         make: Callable[..., ResultsWriter] = ResultsWriter.create if new else ResultsWriter.resume
         writer.append(make(folder / RESULTS, schema, clients=clients, config=job.text, attributes=attributes))
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from hpcfl import slurm
 from hpcfl.config import load, read, to_toml
 from hpcfl.errors import STOPPED, InputError
+from hpcfl.options import user_path
 from hpcfl.results_folder import new_run_folder
 
 LIST, SUBMISSIONS = "sweep.toml", "submissions.txt"
@@ -118,7 +119,7 @@ def make(
     ]
     own = [[*changes, *(f"{key}={value}" for key, value in member.changes.items())] for member in members]
     jobs = [load(job, settings) for settings in own]
-    folder = new_folder(out) if out else new_run_folder(Path(first.run.out), f"{job.stem}-sweep")
+    folder = new_folder(out) if out else new_run_folder(user_path(first.run.out), f"{job.stem}-sweep")
     for member, settings, checked in zip(members, own, jobs, strict=True):
         tables = tomllib.loads(checked.text)
         tables["run"]["out"] = str(folder)

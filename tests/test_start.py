@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcfl.analysis.reader import Run
@@ -34,6 +35,7 @@ def test_differences():
     assert differences(before, before, 5) == []
     free = {"out": "b", "state": "disk", "checkpoint_every": 3, "max_walltime": "1h", "on_rank_loss": "shrink"}
     assert differences(before, {**before, "run": before["run"] | free | {"rounds": 9, "scratch": "/x"}}, 5) == []
+    assert differences(before, {**before, "data": {"root": "/x"}}, 5) == []
     changed = {"run": {"rounds": 4, "seed": 1}, "model": {"name": "mlp", "hidden": [4], "l2": 0.1}, "data": {}}
     assert differences(before, changed, 5) == [
         "model.hidden: was [3], is [4] now",
@@ -125,6 +127,38 @@ def test_damaged_checkpoints_are_told(run, folder):
         for name in ("round-4", "round-2")
     ]
     assert "going on after round 0\n" in out
+
+
+def test_the_data_may_lie_elsewhere_but_be_no_others(run, tmp_path):
+    def save(name, bump=0.0):
+        x = np.linspace(-1, 1, 60 * 3).reshape(60, 3)
+        x[17, 1] += bump
+        np.savez(tmp_path / name, x=x, y=np.arange(60) % 2, client=np.arange(60) % 4)
+        return ['data={name="file", path="%s"}' % (tmp_path / f"{name}.npz"), 'partition={name="natural"}']
+
+    here, moved, other = save("here"), save("moved"), save("other", 1e-9)
+    assert run(*here)[0] == 0
+    assert run(*here, "run.rounds=7", out="undisturbed")[0] == 0
+    code, errors, _ = run(*other, "--resume", "run.rounds=7")
+    assert (code, len(errors)) == (2, 1)
+    assert "the data have changed since this run began: data_sha256 was " in errors[0]
+    assert run(*moved, "--resume", "run.rounds=7")[0] == 0
+    rows = []
+    for folder in ("local-001", "undisturbed/local-001"):
+        with Run(tmp_path / folder) as found:
+            assert "path" in found.config["data"]
+            rows.append(found.read("/per_client/personal/test_loss"))
+    assert np.array_equal(*rows)
+
+
+def test_results_in_the_home_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("--out=~/mine")[0] == 0
+    code, errors, out = run("--out=~/mine", "--resume", "run.rounds=5")
+    assert (code, errors) == (0, [])
+    assert f"results: {tmp_path}/mine/local-001/results.h5, going on after round 4" in out
+    (error,) = run("--out=~nobody-of-this-name/x")[1]
+    assert error.endswith("there is no such user, whose home folder it would be in")
 
 
 def test_a_scratch_folder_that_is_not_there(run, tmp_path):

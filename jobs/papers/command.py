@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from hpcfl.comm import Comm, launched_rank, world
 from hpcfl.errors import HpcflError, InputError
+from hpcfl.signals import StopRequest
+
+Asked = Callable[[], str | None]  # why to stop; None: nobody asked
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,14 +43,19 @@ def write(file: Path, text: str) -> None:
 def start(
     given: Sequence[str],
     arguments: Callable[[Sequence[str]], argparse.Namespace],
-    study: Callable[[argparse.Namespace, Comm], None],
+    study: Callable[[argparse.Namespace, Comm, Asked], None],
 ) -> int:
-    """Runs ``study(arguments(given), world)``, collective over the world. The exit code, as that of ``hpcfl run``."""
+    """Runs ``study(arguments(given), world, asked)``, collective over the world.
+
+    SIGUSR1 stops it with a checkpoint. The exit code, as that of ``hpcfl run``.
+    """
     comm = Comm()
+    request = StopRequest()
+    request.listen()
     try:
         options = arguments(given)
         comm = world()
-        study(options, comm)
+        study(options, comm, lambda: request.reason)
         return 0
     except HpcflError as error:
         if launched_rank() == 0 or not error.everywhere:
@@ -56,7 +64,7 @@ def start(
             comm.abort(error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
-        print("study.py: interrupted; the runs that are done are taken when it is started again", file=sys.stderr)
+        print("study.py: interrupted; start it again to go on with this run", file=sys.stderr)
         comm.abort(130)
         return 130
     except Exception:

@@ -1,4 +1,7 @@
-"""Runs of job files with changes, each made once: a study that is started again takes the results that are there."""
+"""Runs of job files with changes, each made once.
+
+A study that is started again takes the results that are there, and goes on with the run that was killed or stopped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,24 +18,36 @@ import numpy as np
 from hpcfl.analysis.reader import Run
 from hpcfl.comm import Comm
 from hpcfl.config import Job, load, resolve
-from hpcfl.errors import Diverged, InputError
+from hpcfl.errors import STOPPED, Diverged, HpcflError, InputError
 from hpcfl.run import run
+from hpcfl.start import Start
+
+
+class Stopped(HpcflError):
+    """A run was asked to stop. The study ends, on all ranks."""
+
+    exit_code = STOPPED
+    everywhere = True
 
 
 @dataclass
 class Runs:
     """The runs of a study, of job files of the folder ``jobs``, with their results below the folder ``out``.
 
-    rounds: at most so many in a run; None: as many as its job file says.
+    rounds: at most so many in a run; None: as many as its job file says. asked: why rank 0 should stop, None: it should
+    not.
     """
 
     comm: Comm
     jobs: Path
     out: Path
     rounds: int | None = None
+    asked: Callable[[], str | None] = lambda: None
     made: int = 0
     found: int = 0
-    _known: dict[str, str] = field(default_factory=dict)  # experiment -> folder of its results; on rank 0
+    # experiment -> folder, on rank 0
+    _known: dict[str, str] = field(default_factory=dict)  # of its results
+    _begun: dict[str, str] = field(default_factory=dict)  # of a run that did not come to its end
 
     def __post_init__(self) -> None:
         """Collective over the world."""
@@ -40,19 +56,35 @@ class Runs:
     def run(self, job_file: str, folder: str, *changes: str) -> Path:
         """Collective over the world: the run folder of a job file with changes "part.key=value".
 
-        job_file: relative to ``jobs``. folder: below ``out``, for the results. Raises InputError, and Diverged with
-        the folder.
+        job_file: relative to ``jobs``. folder: below ``out``, for the results. Raises InputError, Stopped, and
+        Diverged with the folder.
         """
         job, _ = self.job(job_file, folder, *changes)
         there = self._find(job)
         if there is not None:
             return there
         start = time.perf_counter()
+        begun = self.comm.bcast(self._begun.get(experiment(job.text)))
         opened: list[Path] = []
+
+        def tell(start: Start) -> None:
+            opened.append(start.folder)
+            if begun:
+                self.say("\n".join([f"{begun}: going on after round {start.done}", *start.warnings]))
+
         try:
-            run(job, self.comm, opened=lambda start: opened.append(start.folder), progress=lambda *_: None)
+            outcome = run(
+                job,
+                self.comm,
+                opened=tell,
+                progress=lambda *_: None,
+                folder=Path(begun) if begun else None,
+                asked=self.asked,
+            )
         except Diverged as error:
             raise Diverged(f"{opened[0]}: {error}") from None
+        if outcome.status != "done":
+            raise Stopped(f"{opened[0]}: {outcome.status} after round {outcome.done}; start the study again to go on")
         self.made += 1
         self._known[experiment(job.text)] = str(opened[0])
         self.say(f"{opened[0]}: {time.perf_counter() - start:.1f} s")
@@ -85,10 +117,11 @@ class Runs:
         for file in sorted(self.out.rglob("results.h5")):
             try:
                 with Run(file) as result:
-                    if result.status == "done":
+                    kept = self._known if result.status == "done" else self._begun
+                    if not result.status.startswith("failed"):
                         # options that are newer than the results have their defaults
                         job = resolve(tomllib.loads(result.text("/config/toml")), file.parent.name, str(file))
-                        self._known[experiment(job.text)] = str(file.parent)
+                        kept[experiment(job.text)] = str(file.parent)
             except InputError as error:
                 self.say(f"{str(error).splitlines()[0]}; its run will be made again")
 

@@ -120,7 +120,10 @@ def test_only_what_is_missing_is_run(simulated, launch):
     again, made, found = study(launch, None, SIMULATED, out)
     assert (made, found) == (2, RUNS - 2)
     assert again == text
-    assert configured(folder / "single-021", "gamma") == configured(folder / "single-007", "gamma")
+    with Run(folder / "single-007") as run:
+        assert (run.status, run.attributes["restarts"]) == ("done", 1)
+    assert not (folder / "single-021").exists()
+    assert (folder / "local-002/results.h5").exists()
     shorter = [*SIMULATED[:-1], "10"]
     other, made, found = study(launch, None, shorter, out)
     assert (made, found) == (3, RUNS - 3)

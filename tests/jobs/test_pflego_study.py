@@ -6,7 +6,10 @@ import importlib.util
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
@@ -18,7 +21,7 @@ from hpcfl.analysis.reader import Run
 from hpcfl.build import build
 from hpcfl.comm import Comm
 from hpcfl.config import load
-from hpcfl.errors import InputError
+from hpcfl.errors import STOPPED, InputError
 
 STUDY = JOBS / "study.py"
 BODIES = {"mnist": 157_000, "fashion-mnist": 157_000, "emnist": 157_000, "cifar10": 1_754_496, "omniglot": 111_424}
@@ -253,6 +256,40 @@ def test_nothing_is_repeated_on_other_ranks(made, launch):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == f"{text}\n"
     assert "0 runs made, 4 found, 0 missing" in done.stderr
+
+
+def test_a_study_goes_on_with_a_run_that_was_stopped_or_killed(study, root, tmp_path, capsys):
+    short = ["table", "--data", "mnist", "--degrees", "high", "--methods", "fedper", "--rounds", "14"]
+    line = [*short, "--root", str(root), "--out"]
+    path, rows = tmp_path / "a/mnist/mnist-001/results.h5", 0
+    for number, code, more in ((signal.SIGUSR1, STOPPED, 3), (signal.SIGKILL, -signal.SIGKILL, 2)):
+        process = subprocess.Popen([sys.executable, STUDY, *line, tmp_path / "a"], stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and rounds_done(path) < rows + more:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == code, said
+        rows = rounds_done(path)
+    assert "going on after round" in said
+    for out in ("a", "b"):
+        study.study(study.arguments([*line, str(tmp_path / out)]), Comm())
+        assert "1 runs made, 0 found" in capsys.readouterr().err
+    folders = results(tmp_path)
+    assert [f.relative_to(tmp_path).parts[0] for f in folders] == ["a", "b"]  # nothing was begun anew
+    for dataset in (ACCURACY, "/rounds/train_loss", "/per_client/personal/test_loss"):
+        one, other = read(folders, dataset)
+        assert np.array_equal(one, other)
+    with Run(folders[0]) as run:
+        assert (run.status, run.rounds_done, run.attributes["restarts"]) == ("done", 14, 2)
+
+
+def rounds_done(path):
+    """Of a run that goes on; 0 before it has its file."""
+    try:
+        with Run(path) as run:
+            return run.rounds_done
+    except InputError:
+        return 0
 
 
 def test_missing_runs_are_left_out(study, made, capsys):

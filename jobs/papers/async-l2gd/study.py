@@ -4,7 +4,8 @@
     bash jobs/mpirun.sh -n 2 .venv/bin/python jobs/papers/async-l2gd/study.py all --seeds 5
 
 A run is a job file of this folder with changes (observations, seed, gamma, ...). Where its results are there already,
-they are taken, so that a study that was stopped goes on. The table is printed, and written to OUT/EXPERIMENT/table.md.
+they are taken, and a run that was killed goes on from its last checkpoint: start a study that was stopped again. The
+table is printed, and written to OUT/EXPERIMENT/table.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all studies sh
 import tables_chem97
 import tables_donors
 import tables_simulated
-from command import Parser, count, counts, start, write
+from command import Asked, Parser, count, counts, start, write
 from runs import Runs
 
 from hpcfl.comm import Comm
@@ -52,9 +53,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def study(options: argparse.Namespace, comm: Comm) -> None:
+def study(options: argparse.Namespace, comm: Comm, asked: Asked = lambda: None) -> None:
     """Collective over the world."""
-    runs = Runs(comm, Path(__file__).resolve().parent, options.out, options.rounds)
+    runs = Runs(comm, Path(__file__).resolve().parent, options.out, options.rounds, asked)
     for name in EXPERIMENTS if options.experiment == "all" else [options.experiment]:
         seeds = options.seeds or SEEDS[name]
         if name == "simulated":

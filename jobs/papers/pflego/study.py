@@ -10,8 +10,9 @@ participation: 20 to 100 % of the clients in a round. rates: PFLEGO on a grid of
 omniglot: alphabets as clients; FedRecon beside PFLEGO for several tau. tune: PFLEGO's rates by validation, for --rates.
 list: the ``hpcfl run`` command of every run, of all experiments or of ``list EXPERIMENT OPTIONS``.
 
-A run is a job file of this folder with changes. Where its results are there already, they are taken, so that a study
-that was stopped goes on. The tables are printed, and written to OUT/EXPERIMENT.md.
+A run is a job file of this folder with changes. Where its results are there already, they are taken, and a run that was
+killed goes on from its last checkpoint: start a study that was stopped again. The tables are printed, and written to
+OUT/EXPERIMENT.md.
 
 As in the paper, labels are each client's own, numbered from 0: FedAvg shares a head of 2 outputs in High-Pers. Heads
 start uniform in [0, 1), personal ones at numbers of their own: in No-Pers heads that start alike gain PFLEGO five
@@ -38,7 +39,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all studies sh
 
 import settings
 import tables
-from command import Parser, count, counts, start, write
+from command import Asked, Parser, count, counts, start, write
 from runs import Runs
 from settings import Rates, Setting
 
@@ -169,7 +170,7 @@ def plan(o: argparse.Namespace) -> Plan:
     return made, partial(tables.tuning, data=o.data, degrees=o.degrees, betas=o.beta, rhos=o.rho, seeds=o.seeds)
 
 
-def study(options: argparse.Namespace, comm: Comm) -> None:
+def study(options: argparse.Namespace, comm: Comm, asked: Asked = lambda: None) -> None:
     """Collective over the world."""
     if options.listed:
         lines = [line for o in options.experiments for line in commands(o, Runs(comm, FOLDER, o.out, o.rounds))]
@@ -177,7 +178,7 @@ def study(options: argparse.Namespace, comm: Comm) -> None:
             print(*dict.fromkeys(lines), sep="\n")
         return
     (o,) = options.experiments
-    runs = Runs(comm, FOLDER, o.out, o.rounds)
+    runs = Runs(comm, FOLDER, o.out, o.rounds, asked)
     wanted, report = plan(o)
     one = runs.find if o.missing == "skip" else runs.run
     results = {key: one(s.job_file, s.data, *changes(s, o)) for key, s in wanted.items()}

@@ -19,6 +19,7 @@ from hpcfl.analysis.reader import Run
 from hpcfl.comm import Comm
 from hpcfl.config import Job, load, resolve
 from hpcfl.errors import STOPPED, Diverged, HpcflError, InputError
+from hpcfl.results import FORMAT_VERSION
 from hpcfl.run import run
 from hpcfl.start import Start
 
@@ -117,11 +118,12 @@ class Runs:
         for file in sorted(self.out.rglob("results.h5")):
             try:
                 with Run(file) as result:
-                    kept = self._known if result.status == "done" else self._begun
-                    if not result.status.startswith("failed"):
+                    done = result.status == "done"
+                    current = tuple(result.attributes["format_version"]) == FORMAT_VERSION
+                    if done or (current and not result.status.startswith("failed")):
                         # options that are newer than the results have their defaults
                         job = resolve(tomllib.loads(result.text("/config/toml")), file.parent.name, str(file))
-                        kept[experiment(job.text)] = str(file.parent)
+                        (self._known if done else self._begun)[experiment(job.text)] = str(file.parent)
             except InputError as error:
                 self.say(f"{str(error).splitlines()[0]}; its run will be made again")
 

@@ -113,6 +113,11 @@ def build(job: Job, world: Comm) -> Built:
             f'run.protocol = "participants": {job.algorithm_name} does not say which model a participant holds after '
             "its local work; leave run.protocol out"
         )
+    if job.run.protocol == "participants" and not population.count[:, TEST].any():
+        raise InputError(
+            'run.protocol = "participants": tests the participants of every round, but no client has a test sample; '
+            "give partition.test_share, or leave run.protocol out"
+        )
     coordinator = Coordinator(
         seed=job.run.seed,
         rounds=job.run.rounds,

@@ -53,8 +53,17 @@ class Head:
         u, _, v = torch.linalg.svd(rows, full_matrices=False)
         return torch.cat([(u @ v)[:, : self.features].reshape(-1), (u @ v)[:, self.features :].reshape(-1)])
 
+    def zeroed(self, W: Tensor, absent: Tensor) -> Tensor:
+        """A copy of W with zeros for the outputs that a client does not have, absent [C, O] bool."""
+        W = W.clone()
+        weight, bias = self._parts(W)
+        weight[absent] = 0.0
+        if bias is not None:
+            bias[absent] = 0.0
+        return W
+
     def bounds(self) -> tuple[float, float]:
-        """Between which a new head is drawn: those of the layer, or +-1/sqrt(M) as torch's linear layers start."""
+        """Between which a new head is drawn: the layer's attribute ``bounds``, or +-1/sqrt(M) as nn.Linear starts."""
         reach = self.features**-0.5
         return getattr(self.layer, "bounds", (-reach, reach))
 

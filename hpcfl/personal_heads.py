@@ -23,7 +23,8 @@ class PersonalHeads(Work):
 
     def init(self, task: Task, group: Group) -> State:
         theta, W = task.split.parts(task.start())
-        return State({"theta": theta.clone()}, {"W": self.first_heads(task, group, W)})
+        W = task.split.own_outputs(self.first_heads(task, group, W), group.mask)
+        return State({"theta": theta.clone()}, {"W": W})
 
     def first_heads(self, task: Task, group: Group, W: Tensor) -> Tensor:
         """[C, P_head] from the model's initial head W [P_head]: all alike."""

@@ -45,6 +45,10 @@ class Split:
                 f"model {type(network.module).__name__}: has no linear layer that could be a personal head; give it "
                 "one, or say by `head = None` that the whole model travels"
             )
+        if isinstance(network.module, Dense) and network.module.reference:
+            raise InputError(
+                "model.reference = true: such a model cannot be split into a body and a head; leave it out"
+            )
         layer = None if name is None else cast(nn.Linear, network.module.get_submodule(name))
         body = _body(network.module, name)
         _check(network.module, body, layer, shape)
@@ -97,8 +101,18 @@ class Split:
         """[P_head] -> the nearest head [P_head] with orthonormal rows."""
         return W if self.head is None else self.head.orthogonal(W)
 
+    def own_outputs(self, W: Tensor, mask: Tensor | None) -> Tensor:
+        """Heads [C, P_head], zero for the outputs that a client does not have: mask [C, O] as in ``Group``.
+
+        They stay so: their gradient is zero. So a penalty counts a client's own outputs alone.
+        """
+        return W if self.head is None or mask is None else self.head.zeroed(W, mask.isinf())
+
     def drawn_heads(self, seed: int, clients: np.ndarray, round: int) -> Tensor:
-        """[C, P_head] a new head of every client for this round: uniform between the head's bounds."""
+        """[C, P_head] a new head of every client for this round, whatever the model starts with.
+
+        Uniform between the layer's attribute ``bounds`` = (low, high), absent: +-1/sqrt(features) as nn.Linear starts.
+        """
         if self.head is None:
             return torch.zeros(len(clients), 0)
         low, high = self.head.bounds()

@@ -87,6 +87,16 @@ WRONG_SETTINGS = [
     (["algorithm.lr"], "expected part.key=value"),
 ]
 
+WRONG_SETTINGS += [
+    (['algorithm={name="fedbabu"}', 'model={name="logistic"}'], "trains the body alone, and this model is a head"),
+    (['algorithm={name="fedrecon", reset=true, start_heads="drawn"}'], 'algorithm.start_heads = "drawn": with'),
+    (['algorithm={name="pflego"}', 'model={name="logistic", reference=true}'], "model.reference = true: such a model"),
+    (
+        ['run.protocol="participants"', "partition.test_share=0"],
+        "no client has a test sample; give partition.test_share",
+    ),
+]
+
 KNOWN_CLUSTERS = ['algorithm={name="async_l2gd"}', "partition.clusters=4", 'model={name="logistic"}']
 WRONG_SETTINGS += [
     ([*KNOWN_CLUSTERS, *changes], expected)

@@ -205,13 +205,14 @@ def test_pflego(pflego, capsys):
     assert L > 0
     assert number(found["samples that L is from, of 120"][0]) == 120
     assert number(found["samples that L_W is from, of 120"][0]) == 120
-    assert number(found["step-size limit of the heads, beta < 2/L"][0]) == pytest.approx(2 / L, rel=1e-4)
+    assert number(found["Proposition 2's limit of beta, < 2/L"][0]) == pytest.approx(2 / L, rel=1e-4)
     server = number(found["step-size limit of the server, rho < (2/L)(r/I)"][0])
     assert server == pytest.approx(2 / L * 3 / 15, rel=1e-4)
     assert number(found["step size of this job's heads, beta"][0]) == 0.25
     assert number(found["step size of this job's server, rho"][0]) == 0.125
     L_W = number(found["L_W, curvature of the heads' losses at the start"][0])
-    safe = number(found["head steps never increase the loss for beta < 2/L_W"][0])
+    safe = number(found["step-size limit of the heads, beta < 2/L_W"][0])
+    assert "below it no head step of round 1 increases a loss" in found
     assert safe == pytest.approx(2 / L_W, rel=1e-4)
     assert number(found["cost of FedPer by PFLEGO's, a backward pass as two"][0]) == 7.5
     for way, passes in (("forward", 2), ("backward", 1)):
@@ -230,7 +231,7 @@ def test_pflego_s_notes(pflego, capsys):
     assert main(["theory", str(file), str(folder)]) == 0
     assert "minimiser" not in capsys.readouterr().out
     found = lines(capsys, file, "--set", "algorithm.batch_size=4", "--set", 'algorithm.server_optimizer="sgd"')
-    assert not any(name.startswith(("head steps never", "that limit")) for name in found)
+    assert not any(name.startswith(("below it no head step", "that limit")) for name in found)
     assert number(found["forward passes of the body, per client and round"][0]) == 10
     released = lines(capsys, file, "--set", 'algorithm.variant="released"')
     assert 'that limit of rho is of variant = "paper"' in released

@@ -396,8 +396,6 @@ def split_of(module: nn.Module, shape=(3,), classes=4) -> Split:
         (Twice(), 3),
         (Tied(), 3),
         (Several(), 3),
-        (Logistic(reference=True).build(Spec((3,), 2)), 2),  # the reference's output is no row of the head
-        (Logistic(reference=True).build(Spec((3,), 4)), 4),
     ],
     ids=[
         "log_softmax",
@@ -407,8 +405,6 @@ def split_of(module: nn.Module, shape=(3,), classes=4) -> Split:
         "twice",
         "tied",
         "several",
-        "reference-2",
-        "reference-4",
     ],
 )
 def test_a_model_that_does_not_end_with_its_head_is_refused(module, classes):
@@ -417,6 +413,13 @@ def test_a_model_that_does_not_end_with_its_head_is_refused(module, classes):
     message = str(error.value)
     assert message.startswith(f"model {type(module).__name__}: cannot be split into a body and a head")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_reference_class_is_refused(classes):
+    """Its output is no row of the head."""
+    with pytest.raises(InputError, match=r"^model\.reference = true: .*leave it out$"):
+        split_of(Logistic(reference=True).build(Spec((3,), classes)), classes=classes)
 
 
 class DropsOutputs(nn.Module):

@@ -7,11 +7,12 @@ arXiv 2106.06042. The orthogonal head and the momentum as in PFLEGO's experiment
     theta = sum_i p_i theta_i       p_i = n_i / sum_j n_j ("sample") or 1/K ("client")
 
 W is the same for all clients and never moves: U V^T of the singular value decomposition of the model's initial head.
-Before an evaluation every client fine-tunes ``fine_tune_steps`` times on its training data: its head, or all.
+Before an evaluation of all clients each fine-tunes ``fine_tune_steps`` times on its training data, its head or all,
+without ``lr_schedule``. What a participant holds after its local work (``run.protocol``) is theta_i under W, as it is.
 
 Travels per round and participant: theta down, theta_i up.
 Deviations: none.
-Limits held by tests: the head never moves.
+Limits held by tests: the head never moves. A model without a body is refused: nothing of it would ever be trained.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from hpcfl.algorithm import LocalSGD, Rows, State, Weighting
 from hpcfl.block import Block
+from hpcfl.errors import InputError
 from hpcfl.group import Group
 from hpcfl.options import CountOrZero, OpenShare, Positive
 from hpcfl.personal_heads import PersonalHeads
@@ -43,9 +45,13 @@ class FedBABU(PersonalHeads, LocalSGD):
     fine_tune_steps: CountOrZero = 5
     fine_tune_lr: Positive | None = None  # absent: lr
 
-    def init(self, task: Task, group: Group) -> State:
-        theta, W = task.split.parts(task.start())
-        return State({"theta": theta.clone()}, {"W": task.split.orthogonal(W).repeat(group.clients, 1)})
+    def first_heads(self, task: Task, group: Group, W: Tensor) -> Tensor:
+        if not task.split.body_size:
+            raise InputError(
+                'algorithm.name = "fedbabu": trains the body alone, and this model is a head without one; give it a '
+                'hidden layer, as model.name = "mlp" has'
+            )
+        return super().first_heads(task, group, task.split.orthogonal(W))
 
     def client(self, b: Block, own: Rows) -> tuple[Rows, Rows]:
         theta = b.stack(b.shared["theta"])

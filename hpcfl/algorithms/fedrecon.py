@@ -27,6 +27,7 @@ from torch import Tensor
 
 from hpcfl.algorithm import Rows, State
 from hpcfl.block import Block
+from hpcfl.errors import InputError
 from hpcfl.options import Count, Positive
 from hpcfl.personal_heads import HeadSteps
 from hpcfl.registry import register
@@ -42,6 +43,13 @@ class FedRecon(HeadSteps):
     body_steps: Count = 1
     body_lr: Positive = 1.0  # eta
     reset: bool = False  # draw the head anew at every visit
+
+    def __post_init__(self) -> None:
+        if self.reset and self.start_heads != "alike":
+            raise InputError(
+                f'algorithm.start_heads = "{self.start_heads}": with algorithm.reset = true every visit draws a head '
+                "anew, whatever it started with; leave start_heads out"
+            )
 
     def local_work(self, samples: np.ndarray) -> np.ndarray:
         return np.full_like(samples, self.local_steps + self.body_steps)

@@ -7,7 +7,8 @@ learning", ICML 2021, arXiv 2102.07078.
     body_steps times:  theta_i <- theta_i - eta grad_theta f_i(theta_i, W_i; xi)      from theta_i = theta
     theta = sum_i p_i theta_i       p_i = n_i / sum_j n_j ("sample") or 1/K ("client")
 
-Every step has a minibatch of its own. Of a full batch the features are computed once for all steps of the head.
+Every step has a minibatch of its own. Of a full batch without dropout the features are computed once for all
+steps of the head.
 
 Travels per round and participant: theta down, theta_i up.
 Deviations: none.

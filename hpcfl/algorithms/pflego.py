@@ -11,7 +11,7 @@ descent", 2022, arXiv 2202.09848, Algorithm 1.
 
 The two last lines are one step of SGD on L: their expectation over the cohorts I_t of r clients is -rho grad L. The
 body takes two forward passes and one backward pass, whatever tau (one of each for tau = 1, which has no step (2)); with
-``batch_size`` every step has a minibatch of its own, whose features are computed for it.
+``batch_size`` every step has a minibatch of its own, whose features are computed for it, and with dropout its own mask.
 
 Travels per round and participant: theta down, g_i up. Heads never travel. They start as ``start_heads`` says: alike, or
 each at random numbers of its own, as in the paper's experiments.

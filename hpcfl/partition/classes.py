@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,9 +17,24 @@ from hpcfl.rng import Purpose, stream
 from hpcfl.splits import TEST
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByOwnership(Dealt, ABC):
+    """A class's samples are dealt in turn among the clients that own the class."""
+
+    name: ClassVar[str]  # of the partition
+
+    def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
+        y = labels(data, self.name)
+        return deal_classes(y, part, self.ownership(len(np.unique(y)), seed), seed)
+
+    @abstractmethod
+    def ownership(self, classes: int, seed: int) -> np.ndarray:
+        """Who owns which of the classes that have samples: [N, classes] bool, each column with an owner."""
+
+
 @register("partition", "classes")
 @dataclass(frozen=True, kw_only=True)
-class Classes(Dealt):
+class Classes(ByOwnership):
     """Each client draws classes without replacement; a class's samples are dealt in turn among its owners.
 
     classes_per_client: classes that each client draws. Every class of the data has an owner, so clients times
@@ -25,14 +42,12 @@ class Classes(Dealt):
     class's turn. The training and the test samples of a set's own split are dealt by the same ownership.
     """
 
+    name = "classes"
+
     classes_per_client: Count = 2
 
-    def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
-        y = labels(data, "classes")
-        return deal_classes(y, part, self.ownership(len(np.unique(y)), seed), seed)
-
     def ownership(self, classes: int, seed: int) -> np.ndarray:
-        """Who owns which class: [N, classes] bool, each row with classes_per_client, each column with an owner."""
+        """Each row with classes_per_client."""
         k, wanted = self.classes_per_client, f"partition.classes_per_client = {self.classes_per_client}"
         if k > classes:
             raise InputError(f"{wanted}: the data have samples of {classes} classes only")

@@ -7,10 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from hpcfl.data import Dataset
 from hpcfl.errors import InputError
-from hpcfl.partition import Dealt, labels
-from hpcfl.partition.classes import deal_classes, draw_classes
+from hpcfl.partition.classes import ByOwnership, draw_classes
 from hpcfl.registry import register
 from hpcfl.rng import Purpose, stream
 
@@ -19,7 +17,7 @@ FEWEST, MOST = 2, 5  # classes of a client: of "high", and the range of "diverse
 
 @register("partition", "degrees")
 @dataclass(frozen=True, kw_only=True)
-class Degrees(Dealt):
+class Degrees(ByOwnership):
     """As the partition classes, with PFLEGO's degree of personalisation for the number of classes per client.
 
     degree: of C classes that have samples, each client draws 2 ("high"), C/2 rounded down ("medium"), all ("none"), or
@@ -27,14 +25,11 @@ class Degrees(Dealt):
     owner. The training and the test samples of a set's own split are dealt by the same ownership.
     """
 
+    name = "degrees"
+
     degree: Literal["high", "medium", "none", "diverse"] = "high"
 
-    def owners(self, data: Dataset, part: np.ndarray, seed: int) -> np.ndarray:
-        y = labels(data, "degrees")
-        return deal_classes(y, part, self.ownership(len(np.unique(y)), seed), seed)
-
     def ownership(self, classes: int, seed: int) -> np.ndarray:
-        """Who owns which class: [N, classes] bool, each column with an owner."""
         wanted = f'partition.degree = "{self.degree}"'
         least, most = self.sizes(classes)
         if least > classes:

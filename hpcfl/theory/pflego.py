@@ -6,6 +6,8 @@ L(psi) = sum_i alpha_i l_i(W_i, theta), psi = (theta, W_1..W_I), with cohorts of
     0 < beta < 2/L,  0 < rho < (2/L)(r/I)       L the Lipschitz constant of grad L
     0 < beta < 2/L_W                            l_i of a fixed theta is convex in W_i, and L_W-smooth (derived)
 
+A client's steps of the head descend on l_i, not on alpha_i l_i: of many clients the second limit is the lower one.
+
 L of a network is not known. The largest |eigenvalue| of the Hessian of L(psi) at the start estimates it: no bound,
 since the curvature changes on the way. L_W is of the features at the start, for any heads: with [phi, 1] [B, M+1] of a
 client's samples, weighted w_j = 1/N_i, the Hessian of its head is at most
@@ -161,12 +163,14 @@ def of_steps(joint: Joint, participation: float, beta: float, rho: float, *, exa
     L_W = head_curvature(engine, joint.theta, most)
     yield Prediction("L, an estimate at the start and no bound" + ("" if settled else ", not settled"), L)
     yield Prediction(f"samples that L is from, of {samples.sum():,}", counted(samples, joint.most))
-    yield Prediction("step-size limit of the heads, beta < 2/L", limit(L))
+    yield Prediction("Proposition 2's limit of beta, < 2/L", limit(L))
     yield Prediction("step-size limit of the server, rho < (2/L)(r/I)", limit(L) * participation)
     yield Prediction("L_W, curvature of the heads' losses at the start", L_W)
     yield Prediction(f"samples that L_W is from, of {samples.sum():,}", counted(samples, most))
-    if exact:
-        yield Prediction("head steps never increase the loss for beta < 2/L_W", limit(L_W))
+    of_some = most < samples.max()
+    yield Prediction("step-size limit of the heads, beta < 2/L_W" + (", an estimate" if of_some else ""), limit(L_W))
+    if exact and not of_some:
+        yield Prediction("below it no head step of round 1 increases a loss", math.nan)
     yield Prediction("step size of this job's heads, beta", beta)
     yield Prediction("step size of this job's server, rho", rho)
 

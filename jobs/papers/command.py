@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcfl.comm import Comm, launched_rank, world
 from hpcfl.errors import HpcflError, InputError
@@ -17,6 +17,11 @@ Asked = Callable[[], str | None]  # why to stop; None: nobody asked
 
 
 class Parser(argparse.ArgumentParser):
+    """Without abbreviations, whose mistakes are InputErrors."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see: study.py --help)")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +28,7 @@ from hpcfl.algorithms.fedrecon import FedRecon
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.local import Local
 from hpcfl.algorithms.pflego import PFLEGO
+from hpcfl.errors import InputError
 from hpcfl.models.dense import MLP
 from hpcfl.rng import Purpose, stream
 from hpcfl.round import Round
@@ -33,7 +36,9 @@ from hpcfl.schedules import Exponential
 
 HIDDEN, CLASSES = 5, 4
 SIZES = [4, 9, 6, 17, 5]
+OWN = [4, 2, 3, 1, 4]  # outputs of each client, where labels are local
 DATA = classes(SIZES, number=CLASSES)
+LOCAL = [(x, y % own) for (x, y), own in zip(DATA, OWN, strict=True)]
 EQUAL = classes([6] * 5, number=CLASSES)
 CLIENTS = len(SIZES)
 COHORTS = [[0, 2, 3], [1, 3], None, [3], [0, 2, 4]]
@@ -43,10 +48,15 @@ NET = TwoLayers(HIDDEN)
 RATES = {"lr": 0.2, "lr_schedule": Exponential(decay=0.9)}
 
 
-def federation(algorithm, data=DATA, model=MODEL, **options):
+def federation(algorithm, data=DATA, model=MODEL, own=None, **options):
+    """An engine; own: the number of outputs that each client has."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return make_engine(data, algorithm, model=model, number=CLASSES, **{"seed": SEED} | options)
+        engine = make_engine(data, algorithm, model=model, number=CLASSES, **{"seed": SEED} | options)
+    if own is not None:
+        others = torch.arange(CLASSES) >= torch.tensor(own)[engine.group.ids, None]
+        engine.group = replace(engine.group, mask=torch.zeros(others.shape).double().masked_fill(others, -torch.inf))
+    return engine
 
 
 def by_id(engine, rows: Tensor) -> Tensor:
@@ -60,30 +70,36 @@ def batch(algorithm, data, i, t, s):
     return minibatch(data, i, t, s, algorithm.batch_size, SEED)
 
 
+def slopes(algorithm, i, t, data=DATA, own=None):
+    """(theta, W, s) -> client i's gradients by both, on its minibatch of step s of round t."""
+    outputs = None if own is None else own[i]
+    return lambda theta, W, s: NET.gradients(theta, W, *batch(algorithm, data, i, t, s), outputs)
+
+
 def averaged(bodies: dict[int, Tensor], weighting: str, data=DATA) -> Tensor:
     p = {i: len(data[i][1]) if weighting == "sample" else 1 for i in bodies}
     return sum(p[i] / sum(p.values()) * theta for i, theta in bodies.items())
 
 
-def fedper(a, theta, W, t, i):
+def fedper(a, theta, W, t, gradients):
     for s in range(a.local_steps):
-        g, g_W = NET.gradients(theta, W, *batch(a, DATA, i, t, s))
+        g, g_W = gradients(theta, W, s)
         theta, W = theta - 0.2 * 0.9**t * g, W - 0.2 * 0.9**t * g_W
     return theta, W
 
 
-def fedrep(a, theta, W, t, i):
+def fedrep(a, theta, W, t, gradients):
     for s in range(a.head_steps):
-        W = W - 0.2 * 0.9**t * NET.gradients(theta, W, *batch(a, DATA, i, t, s))[1]
+        W = W - 0.2 * 0.9**t * gradients(theta, W, s)[1]
     for s in range(a.body_steps):
-        theta = theta - 0.2 * 0.9**t * NET.gradients(theta, W, *batch(a, DATA, i, t, a.head_steps + s))[0]
+        theta = theta - 0.2 * 0.9**t * gradients(theta, W, a.head_steps + s)[0]
     return theta, W
 
 
-def fedbabu(a, theta, W, t, i):
+def fedbabu(a, theta, W, t, gradients):
     u = torch.zeros_like(theta)
     for s in range(a.local_steps):
-        u = a.momentum * u + NET.gradients(theta, W, *batch(a, DATA, i, t, s))[0]
+        u = a.momentum * u + gradients(theta, W, s)[0]
         theta = theta - 0.2 * 0.9**t * u
     return theta, W
 
@@ -101,14 +117,14 @@ AVERAGING = [
 ]
 
 
-def averaging(algorithm, client, start, W):
+def averaging(algorithm, client, start, W, data, own):
     """theta, W [N, P_head] after the rounds of an algorithm whose server averages bodies."""
     theta, W = start, W.clone()
     for t, cohort in enumerate(COHORTS):
         bodies = {}
         for i in range(CLIENTS) if cohort is None else cohort:
-            bodies[i], W[i] = client(algorithm, theta, W[i], t, i)
-        theta = averaged(bodies, algorithm.weighting)
+            bodies[i], W[i] = client(algorithm, theta, W[i], t, slopes(algorithm, i, t, data, own))
+        theta = averaged(bodies, algorithm.weighting, data)
     return theta, W
 
 
@@ -116,11 +132,15 @@ def same(found, expected, rtol=1e-12) -> None:
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-13)
 
 
+FEDERATIONS = pytest.mark.parametrize(("data", "own"), [(DATA, None), (LOCAL, OWN)], ids=["global", "local"])
+
+
+@FEDERATIONS
 @pytest.mark.parametrize(("algorithm", "client"), AVERAGING, ids=lambda x: x.__name__ if callable(x) else "")
-def test_rounds_of_those_that_average_bodies(algorithm, client):
-    engine = federation(algorithm)
+def test_rounds_of_those_that_average_bodies(algorithm, client, data, own):
+    engine = federation(algorithm, data, own=own)
     start = algorithm.init(engine.task, engine.group)
-    theta, W = averaging(algorithm, client, start.shared["theta"], by_id(engine, start.local["W"]))
+    theta, W = averaging(algorithm, client, start.shared["theta"], by_id(engine, start.local["W"]), data, own)
     state = play(engine, algorithm, COHORTS)
     assert set(state.shared) == {"theta"}
     assert set(state.local) == {"W"}
@@ -153,6 +173,26 @@ def test_who_sits_out_keeps_its_head(algorithm):
     kept = by_id(engine, before.local["W"])
     after = by_id(engine, play(engine, algorithm, [[1, 3]], before, first=2).local["W"])
     assert [i for i in range(CLIENTS) if not same_bits(after[i], kept[i])] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(a for a, _ in AVERAGING[1::3]),
+        FedPer(**RATES, local_steps=2, start_heads="drawn"),
+        FedRecon(local_steps=2, reset=True),
+        PFLEGO(local_steps=3, start_heads="drawn"),
+    ],
+    ids=repr,
+)
+def test_outputs_that_a_client_does_not_have_are_zero_and_cost_no_penalty(algorithm):
+    engine = federation(algorithm, LOCAL, MLP(hidden=(HIDDEN,), l2=0.3), OWN)
+    state = play(engine, algorithm, COHORTS)
+    for i, W in enumerate(by_id(engine, state.local["W"])):
+        weight, bias = W[: CLASSES * HIDDEN].view(CLASSES, HIDDEN), W[CLASSES * HIDDEN :]
+        for part in (weight, bias):
+            assert (part[: OWN[i]] != 0).all()
+            assert (part[OWN[i] :] == 0).all()
 
 
 # --- FedPer's limits --------------------------------------------------------------------------------------------------
@@ -209,6 +249,10 @@ def test_fedper_with_an_empty_body_is_local_training(backend, size):
 @pytest.mark.parametrize("module", [plugin(Headless), plugin(nn.Linear, 4, CLASSES)], ids=["empty head", "empty body"])
 def test_empty_parts_are_no_trouble(algorithm, module):
     engine = federation(algorithm, model=module)
+    if isinstance(algorithm, FedBABU) and isinstance(module, nn.Linear):
+        with pytest.raises(InputError, match="trains the body alone"):
+            algorithm.init(engine.task, engine.group)
+        return
     state = play(engine, algorithm, COHORTS)
     assert personal(engine, algorithm, state, len(COHORTS)).isfinite().all()
 
@@ -261,23 +305,26 @@ def new_head(client: int, round: int) -> Tensor:
     return torch.from_numpy((2 * draws - 1) / np.sqrt(HIDDEN))
 
 
-def reconstructed(a, theta, W, t, i, data):
-    W = new_head(i, t) if a.reset else W
+def reconstructed(a, theta, W, t, i, data, own):
+    if a.reset:
+        W = new_head(i, t)
+        for part in (W[: CLASSES * HIDDEN].view(CLASSES, HIDDEN), W[CLASSES * HIDDEN :]):
+            part[CLASSES if own is None else own[i] :] = 0
     for s in range(a.local_steps):
-        W = W - a.head_lr * NET.gradients(theta, W, *batch(a, data, i, t, s))[1]
+        W = W - a.head_lr * slopes(a, i, t, data, own)(theta, W, s)[1]
     return W
 
 
-def fedrecon(a, theta, W, cohorts, data=DATA):
+def fedrecon(a, theta, W, cohorts, data, own):
     """theta, W [N, P_head] after the rounds."""
     W, m, v = W.clone(), torch.zeros_like(theta), torch.zeros_like(theta)
     for t, cohort in enumerate(cohorts):
         sums = {}
         for i in range(len(data)) if cohort is None else cohort:
-            W[i] = reconstructed(a, theta, W[i], t, i, data)
+            W[i] = reconstructed(a, theta, W[i], t, i, data, own)
             body, sums[i] = theta, torch.zeros_like(theta)
             for s in range(a.body_steps):
-                g = NET.gradients(body, W[i], *batch(a, data, i, t, a.local_steps + s))[0]
+                g = slopes(a, i, t, data, own)(body, W[i], a.local_steps + s)[0]
                 body, sums[i] = body - a.body_lr * g, sums[i] + a.body_lr * g
         d = averaged(sums, "sample", data)
         if a.server_optimizer == "adam":
@@ -287,10 +334,11 @@ def fedrecon(a, theta, W, cohorts, data=DATA):
     return theta, W
 
 
+@FEDERATIONS
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(("body_steps", "size"), [(1, None), (3, None), (3, 4)])
-def test_rounds_of_fedrecon(reset, optimizer, body_steps, size):
+def test_rounds_of_fedrecon(reset, optimizer, body_steps, size, data, own):
     algorithm = FedRecon(
         head_lr=0.3,
         local_steps=3,
@@ -301,15 +349,15 @@ def test_rounds_of_fedrecon(reset, optimizer, body_steps, size):
         server_lr=0.5,
         server_optimizer=optimizer,
     )
-    engine, rtol = federation(algorithm), 1e-12 if optimizer == "sgd" else 1e-9
+    engine, rtol = federation(algorithm, data, own=own), 1e-12 if optimizer == "sgd" else 1e-9
     start = algorithm.init(engine.task, engine.group)
-    theta, W = fedrecon(algorithm, start.shared["theta"], by_id(engine, start.local["W"]), COHORTS)
+    theta, W = fedrecon(algorithm, start.shared["theta"], by_id(engine, start.local["W"]), COHORTS, data, own)
     state = play(engine, algorithm, COHORTS)
     assert set(state.shared) == ({"theta", "m", "v"} if optimizer == "adam" else {"theta"})
     assert set(state.local) == {"W"}
     same(state.shared["theta"], theta, rtol)
     same(by_id(engine, state.local["W"]), W, rtol)
-    used = [reconstructed(algorithm, theta, W[i], len(COHORTS), i, DATA) for i in range(CLIENTS)]
+    used = [reconstructed(algorithm, theta, W[i], len(COHORTS), i, data, own) for i in range(CLIENTS)]
     whole = torch.cat([theta.expand(CLIENTS, -1), torch.stack(used)], 1)
     same(by_id(engine, personal(engine, algorithm, state, len(COHORTS))), whole, rtol)
 
@@ -386,7 +434,7 @@ def test_a_participant_holds_the_body_that_it_trained(algorithm, client):
     engine = federation(algorithm)
     start = algorithm.init(engine.task, engine.group)
     for i, w in found.items():
-        right = client(algorithm, start.shared["theta"], start.local["W"][0], 0, i)
+        right = client(algorithm, start.shared["theta"], start.local["W"][0], 0, slopes(algorithm, i, 0))
         same(w, torch.cat(right))
 
 

@@ -123,4 +123,5 @@ def omniglot(
     return few | {
         (COHORT, t, m, s): setting("omniglot", m, s, rates, cohort, tau=t)
         for t, m, s in product(taus, ("fedrecon", "pflego"), range(seeds))
+        if m in methods
     }

@@ -90,7 +90,10 @@ def rates_by_degree(text: str) -> dict[str, Rates]:
         pieces = part.split(":")
         if len(pieces) != 3:
             raise argparse.ArgumentTypeError(f'"{part}": expected DEGREE:BETA:RHO, e.g. high:0.02:0.003')
-        found[word(pieces[0], list(settings.DEGREES))] = rate(pieces[1]), rate(pieces[2])
+        degree = word(pieces[0], list(settings.DEGREES))
+        if degree in found:
+            raise argparse.ArgumentTypeError(f'"{text}": has two pairs for {degree}')
+        found[degree] = rate(pieces[1]), rate(pieces[2])
     return found
 
 
@@ -146,7 +149,11 @@ def experiment(given: Sequence[str]) -> argparse.Namespace:
     omniglot.add_argument("--taus", type=counts, default=settings.TAUS, metavar="10,50", help="beside FedRecon")
     omniglot.add_argument("--beta", type=rate, default=settings.BETA, help="(default: %(default)s)")
     omniglot.add_argument("--rho", type=rate, default=settings.RHO_OMNIGLOT, help="(default: %(default)s)")
-    return parser.parse_args(given)
+    chosen = parser.parse_args(given)
+    if chosen.experiment == "table":
+        for degree in chosen.rates.keys() - set(chosen.degrees):
+            parser.error(f"--rates: of {degree}, which is not among --degrees")
+    return chosen
 
 
 def plan(o: argparse.Namespace) -> Plan:

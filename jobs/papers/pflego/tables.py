@@ -33,8 +33,8 @@ SCORE = (
 COSTS = ["all clients", "s per round", "passes"]
 COSTS_IN_WORDS = (
     "All clients: mean of their test accuracies after the last round, in percent, with their personal models (FedAvg: "
-    "the global one; FedBABU: after 5 steps of the head). Seconds: median. Passes: forward + backward through the "
-    "body, per participant and round"
+    "the global one; FedBABU: after 5 steps of the head; FedRecon: after its steps of the head). Seconds: median. "
+    "Passes: forward + backward through the body, per participant and round"
 )
 
 Key = TypeVar("Key")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,12 +52,13 @@ def run(
     request = StopRequest(stop_signal)
     request.listen()  # before torch is imported, which takes seconds
 
+    from hpcfl.config import toml_value
     from hpcfl.session import Session
 
     given = {"out": out, "max_walltime": max_walltime}
     overrides = [
         *(changes or []),
-        *(f"run.{name}={json.dumps(value)}" for name, value in given.items() if value is not None),
+        *(f"run.{name}={toml_value(value)}" for name, value in given.items() if value is not None),
     ]
     return Session(job, overrides, plugin or [], request, resume=resume).run()
 

@@ -20,6 +20,7 @@ Op = Literal["sum", "max", "min"]
 PIECE = 2**30  # elements per message: MPI counts are 32-bit integers
 
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set to 1 by mpirun --with-ft ulfm
+PATIENCE = 2.0  # seconds to wait for the other ranks before the job is aborted
 NOTICE = 3.0  # seconds until a rank that died is known to have
 
 # What launchers announce, the most specific first: daemons that mpirun starts through srun carry SLURM's count, too.
@@ -67,7 +68,10 @@ class Comm:
         """Collective: communicator of the ranks that share this one's memory."""
         return Comm(self.seconds)
 
-    def arrive(self, seconds: float) -> bool:
+    def free(self) -> None:
+        """Collective: gives the communicator back, of which an MPI library has some thousands."""
+
+    def arrive(self, seconds: float = PATIENCE) -> bool:
         """Collective: true when all ranks got here within that time, so that the job can end in order."""
         return True
 
@@ -238,7 +242,11 @@ class MpiComm(Comm):
     def node(self) -> Comm:
         return MpiComm(self._handle.Split_type(self._mpi.COMM_TYPE_SHARED), self)
 
-    def arrive(self, seconds: float) -> bool:
+    def free(self) -> None:
+        self._family.remove(self._handle)
+        self._handle.Free()
+
+    def arrive(self, seconds: float = PATIENCE) -> bool:
         deadline = time.monotonic() + seconds
         try:
             request = self._farewell.Ibarrier()  # apart from the collectives that others may still be in

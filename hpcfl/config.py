@@ -153,14 +153,15 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for part, table in tables.items():
         lines.append(f"[{part}]")
-        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items() if value is not None]
+        lines += [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML text."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

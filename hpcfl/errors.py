@@ -11,19 +11,16 @@ STOPPED = 75  # exit code of a run that stopped early and goes on with --resume:
 class HpcflError(Exception):
     """Base of the errors that end a run with one clear message instead of a traceback.
 
-    ``everywhere`` is true where every rank raises the same error at the same point, so that the job
-    can end in order; any other error ends the job by abort.
+    Where every rank raises the same error at the same point the job ends in order, otherwise by abort.
     """
 
     exit_code = 1
-    everywhere = False
 
 
 class InputError(HpcflError):
-    """Something the user gave cannot be used. Raised on every rank alike; exit code 2."""
+    """Something the user gave cannot be used; exit code 2."""
 
     exit_code = 2
-    everywhere = True
 
 
 class RunError(HpcflError):
@@ -31,9 +28,7 @@ class RunError(HpcflError):
 
 
 class Diverged(HpcflError):
-    """A loss, a model or an average is no longer finite. Raised by a collective, so on every rank; exit code 1."""
-
-    everywhere = True
+    """A loss, a model or an average is no longer finite; exit code 1."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -218,8 +218,6 @@ class Some:
 
 def run_attributes(engine: Engine, hosts: Sequence[str], seed: int, algorithm: str) -> dict[str, str | int | float]:
     """Root attributes of a results file: versions, machine, command."""
-    folder = Path(hpcfl.__file__).parent
-    git = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "algorithm": algorithm,
         "seed": seed,
@@ -227,7 +225,7 @@ def run_attributes(engine: Engine, hosts: Sequence[str], seed: int, algorithm: s
         "hdf5_version": h5py.version.hdf5_version,
         "python_version": platform.python_version(),
         "mpi_version": engine.topology.world.mpi(),
-        "git_commit": git.stdout.strip(),
+        "git_commit": _commit(Path(hpcfl.__file__).parent),
         "command": shlex.join(sys.argv),
         "hosts": ",".join(dict.fromkeys(hosts)),
         "ranks": engine.topology.world.size,
@@ -236,6 +234,17 @@ def run_attributes(engine: Engine, hosts: Sequence[str], seed: int, algorithm: s
         "backend": engine.task.backend,
         "folder": os.getcwd(),
     }
+
+
+def _commit(folder: Path) -> str:
+    """Of the repository that a folder lies in; empty where there is none, or no git."""
+    try:
+        git = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return git.stdout.strip()
 
 
 def _total(sent: Sequence[tuple[int, int]]) -> list[int]:

@@ -20,8 +20,12 @@ TRIES, PAUSE = 50, 0.01  # while writers come and go; seconds
 
 def open_to_read(path: Path) -> h5py.File:
     """Raises InputError for what is not a readable HDF5 file; ``read_attributes`` tells whether hpcfl wrote it."""
-    if not path.exists():
-        raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run")
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a results.h5 or the folder of a run") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         locking = None
         for _ in range(TRIES):

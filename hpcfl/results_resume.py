@@ -94,7 +94,8 @@ def _rebuild(path: Path, old: h5py.File, schema: Schema, config: str, had: Mappi
     counted = {"round": had["rounds_done"], "evaluation": had["evaluations_done"], "rank": len(old[SCALES["rank"]])}
     try:
         with making.create(temporary) as file:
-            making.fill(file, schema, clients | {"id": clients["client"]}, config, {}, had)
+            kept = {**had, "status": "running"}  # a run that was done is not, with more rounds
+            making.fill(file, schema, clients | {"id": clients["client"]}, config, {}, kept)
             for field in layout.fields(schema):
                 if field.axes and field.axes[0] in layout.GROWING:
                     for rows in pieces(old[field.path], counted[field.axes[0]]):

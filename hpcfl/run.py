@@ -99,4 +99,5 @@ def run(
     record.finish(plan.stop)
     start.close()
     world.barrier()  # nobody leaves before rank 0 has written it all: should it die, the others can do it
+    engine.topology.free()
     return Outcome(state, plan.stop, done, keeper.round, agenda.count, agenda.seconds, agenda.elapsed)

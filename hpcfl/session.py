@@ -27,8 +27,6 @@ from hpcfl.run import Outcome, run
 from hpcfl.signals import StopNow, StopRequest
 from hpcfl.start import RESULTS, Start, to_continue
 
-PATIENCE = 2.0  # seconds to wait for the other ranks before the job is aborted
-
 
 class Session:
     """A run from the command line to its exit code."""
@@ -71,13 +69,13 @@ class Session:
                     self._say(f"--resume: there is no run of {job.name} in {job.run.out} yet; this is the first")
             return self._ended(self._run(job))
         except HpcflError as error:
-            return self._leave(error, error.exit_code, orderly=error.everywhere)
+            return self._leave(error, error.exit_code)
         except StopNow as error:
-            return self._leave(error, 1 if self._saved is None else STOPPED, orderly=False)
+            return self._leave(error, 1 if self._saved is None else STOPPED)
         except KeyboardInterrupt as error:
-            return self._leave(error, 1, orderly=False)
+            return self._leave(error, 1)
         except Exception as error:
-            return self._leave(error, 1, orderly=False)
+            return self._leave(error, 1)
 
     def _run(self, job: Job) -> Outcome:
         """The job on all ranks; on those that are left, where one dies and the job is to go on without it."""
@@ -164,10 +162,10 @@ class Session:
         if self.comm.rank == 0:
             print(f"hpcfl: {text}", file=sys.stderr, flush=True)
 
-    def _leave(self, error: BaseException, code: int, *, orderly: bool) -> int:
+    def _leave(self, error: BaseException, code: int) -> int:
         """Says what happened, marks the results, and ends: in order when all ranks are here, else by abort."""
         self.request.end()
-        together = self.comm.arrive(PATIENCE)
+        together = self.comm.arrive()
         if self.comm.rank == 0 or not together:
             text = self._describe(error)
             print(text, file=sys.stderr, flush=True)

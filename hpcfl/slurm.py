@@ -82,7 +82,11 @@ def directives(text: str, where: str) -> dict[str, str | None]:
     """The options in a script's #SBATCH lines."""
     found: dict[str, str | None] = {}
     for line in re.findall(r"^#SBATCH[ \t](.*)$", text, re.MULTILINE):
-        found |= parse(shlex.split(line, comments=True), where)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise InputError(f"{where}: #SBATCH {line}: {error}") from None
+        found |= parse(words, where)
     return found
 
 
@@ -129,7 +133,7 @@ def fill(name: str, options: Sequence[Options], arguments: Sequence[str], launch
     lines = "".join(f"#SBATCH {_option(*option)}\n" for option in merged.items())
     settings = {"HPCFL_ROOT": str(root), "HPCFL_VENV": sys.prefix}
     settings |= {"HPCFL_SITE": str(site)} if site else {}
-    settings |= {"HPCFL_LAUNCHER": launcher} if launcher else {}
+    settings |= {"HPCFL_GIVEN_LAUNCHER": launcher} if launcher else {}  # wins over the site file's
     given = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in settings.items())
     first, _, rest = text.partition("\n")
     rest = re.sub(r"^#SBATCH[ \t].*\n", "", rest, flags=re.MULTILINE)

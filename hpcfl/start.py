@@ -85,7 +85,7 @@ def to_continue(job: Job) -> tuple[Path | None, bool]:
                 + [f"  {line}" for line in different]
             )
         )
-    return folder, attributes["status"] == "done" and before["run"]["rounds"] == job.run.rounds
+    return folder, attributes["status"] == "done" and attributes["rounds_done"] == job.run.rounds
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], done: int) -> list[str]:

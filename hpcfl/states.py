@@ -17,6 +17,7 @@ from rich.table import Table
 from hpcfl.analysis.reader import Run
 from hpcfl.config import read
 from hpcfl.errors import STOPPED, InputError
+from hpcfl.options import user_path
 from hpcfl.results_folder import newest_run_folder
 from hpcfl.slurm import queue
 from hpcfl.sweep import Member, Sweep
@@ -28,7 +29,8 @@ COLOURS = {"done": "green", "running": "cyan", "failed": "red", "killed": "red",
 
 def status(job: Path, changes: Sequence[str], out: str | None) -> tuple[int, str]:
     """Exit code (0 done, 75 stopped early, 1 else), and the status of a job's newest run with its file and time."""
-    folder = Path(out or str(read(job, changes).get("run", {}).get("out", "results")))
+    table = read(job, changes).get("run", {})
+    folder = user_path(out or str(table.get("out", "results") if isinstance(table, dict) else "results"))
     path = newest_results(folder, job.stem)
     if path is None:
         return 1, f"no run of {job.stem} in {folder}"

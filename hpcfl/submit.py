@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfl import slurm
-from hpcfl.config import Job, load
+from hpcfl.config import Job, load, toml_value
 from hpcfl.errors import InputError
 from hpcfl.registry import load_plugins
 from hpcfl.start import to_continue
@@ -24,7 +23,7 @@ def submit(
 ) -> None:
     """Submits the job, or prints the script; says its number and log. Raises InputError for what would fail later."""
     load_plugins(list(plugins))
-    overrides = [*changes, *([f"run.out={json.dumps(out)}"] if out is not None else [])]
+    overrides = [*changes, *([f"run.out={toml_value(out)}"] if out is not None else [])]
     job = load(file, overrides)
     continued = continues(job)
     arguments = [str(file), *(word for change in changes for word in ("--set", change))]

@@ -7,7 +7,6 @@ so its own runs, <number>-<changes>-001/, beside it. All a batch script needs to
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl import slurm
-from hpcfl.config import load, read, to_toml
+from hpcfl.config import load, read, to_toml, toml_value
 from hpcfl.errors import STOPPED, InputError
 from hpcfl.options import user_path
 from hpcfl.results_folder import new_run_folder
@@ -78,6 +77,8 @@ class Sweep:
         found: dict[int, list[str]] = {}
         path = self.folder / SUBMISSIONS
         for line in path.read_text().splitlines() if path.exists() else ():
+            if not re.fullmatch(r"\S+( \d+)+", line):
+                raise InputError(f'{path}: "{line}": expected the number of a SLURM job, and those of its members')
             job, *numbers = line.split()
             for number in map(int, numbers):
                 found.setdefault(number, []).append(f"{job}_{number}")
@@ -119,7 +120,7 @@ def make(
     ]
     own = [[*changes, *(f"{key}={value}" for key, value in member.changes.items())] for member in members]
     jobs = [load(job, settings) for settings in own]
-    folder = new_folder(out) if out else new_run_folder(user_path(first.run.out), f"{job.stem}-sweep")
+    folder = new_folder(user_path(str(out))) if out else new_run_folder(user_path(first.run.out), f"{job.stem}-sweep")
     for member, settings, checked in zip(members, own, jobs, strict=True):
         tables = tomllib.loads(checked.text)
         tables["run"]["out"] = str(folder)
@@ -233,8 +234,12 @@ def run_member(sweep: Sweep, member: Member, ranks: int | None) -> int:
         started.append(subprocess.Popen(program, cwd=sweep.directory))
         if asked:
             started[0].send_signal(signal.SIGUSR1)
-        code = started[0].wait()
-    finally:  # an interrupted sweep ends its member
+        try:
+            code = started[0].wait()
+        except KeyboardInterrupt:  # a terminal sends it to the member, too, which stops with a checkpoint
+            asked.append(signal.SIGINT)
+            code = started[0].wait()
+    finally:  # a sweep that is interrupted again ends its member
         signal.signal(signal.SIGUSR1, before)
         for process in started:
             if process.poll() is None:
@@ -251,9 +256,9 @@ def commands(sweep: Sweep) -> Iterator[str]:
 
 def _list(job: str, plugins: Sequence[str], sbatch: slurm.Options, members: Sequence[Member]) -> str:
     head = {"job": job, "directory": os.getcwd(), "plugins": plugins}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in head.items()]
     lines += ["", to_toml({"sbatch": {name: value or "" for name, value in sbatch.items()}})]
     for member in members:
-        changes = ", ".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in member.changes.items())
-        lines += ["[[member]]", f"name = {json.dumps(member.name)}", f"changes = {{{changes}}}", ""]
+        changes = ", ".join(f"{toml_value(key)} = {toml_value(value)}" for key, value in member.changes.items())
+        lines += ["[[member]]", f"name = {toml_value(member.name)}", f"changes = {{{changes}}}", ""]
     return "\n".join(lines)

@@ -42,6 +42,11 @@ class Topology:
         clusters = {int(c): world.group(placement.hosts(c).tolist()) for c in hosted}
         return cls(world, node, placement, clusters)
 
+    def free(self) -> None:
+        """Collective over the world, at the end of a run: gives all communicators but the world's back."""
+        for comm in (*self.clusters.values(), self.node):
+            comm.free()
+
     @cached_property
     def hosted(self) -> np.ndarray:
         """[H] ids of the clusters that this rank hosts, ascending."""

@@ -19,6 +19,7 @@ hpcfl_site() { # sources the site file, where there is one
         printf 'hpcfl: HPCFL_SITE=%s: no such file\n' "$site" >&2
         exit 2
     fi
+    [ -z "${HPCFL_GIVEN_LAUNCHER-}" ] || export HPCFL_LAUNCHER=$HPCFL_GIVEN_LAUNCHER # --launcher of hpcfl submit
 }
 
 hpcfl_tasks() { # prints the number of tasks of this job
@@ -59,7 +60,13 @@ hpcfl_ask_to_stop() {
     hpcfl_asked=yes
     hpcfl_say "signal at $(date '+%F %T'), $SECONDS s after the start: asking for a checkpoint"
     ((SECONDS >= 60)) || hpcfl_say "from the time limit this early? Then it is too short for the lead in --signal"
-    [ -z "$hpcfl_pid" ] || kill -USR1 "$hpcfl_pid" || true # it may have ended meanwhile
+    hpcfl_pass_on
+}
+
+hpcfl_pass_on() { # to the launcher, once it is there
+    [ -n "$hpcfl_pid" ] && [ -z "$hpcfl_told" ] || return 0
+    hpcfl_told=yes
+    kill -USR1 "$hpcfl_pid" || true # it may have ended meanwhile
 }
 
 # scancel, preemption, and the time limit itself send SIGTERM, some seconds before SIGKILL.
@@ -70,13 +77,16 @@ hpcfl_end_now() {
 
 hpcfl_batch() { # JOB.toml [OPTIONS of hpcfl run]...: starts or resumes it, sees it to its end, ends the script
     local code=0 before state
-    hpcfl_pid='' hpcfl_interrupted='' hpcfl_asked='' hpcfl_ended=''
+    hpcfl_pid='' hpcfl_interrupted='' hpcfl_asked='' hpcfl_told='' hpcfl_ended=''
     trap hpcfl_ask_to_stop USR1 USR2
     trap hpcfl_end_now TERM
     hpcfl_describe
     before=$(python -m hpcfl status "$@") || true
+    [ -z "$hpcfl_asked" ] || hpcfl_requeue # so early that nothing has begun
     hpcfl_launch python -m hpcfl run "$@" --resume &
     hpcfl_pid=$!
+    [ -z "$hpcfl_asked" ] || hpcfl_pass_on
+    [ -z "$hpcfl_ended" ] || kill -TERM "$hpcfl_pid" 2>/dev/null || true
     while :; do # a trapped signal ends wait, too
         hpcfl_interrupted=''
         code=0

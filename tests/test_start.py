@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcfl import results_resume
 from hpcfl.analysis.reader import Run
 from hpcfl.results_folder import lock
 from hpcfl.start import differences
+from hpcfl.states import status
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "jobs/quickstart/local.toml"
@@ -159,6 +161,46 @@ def test_results_in_the_home_folder(run, tmp_path, monkeypatch):
     assert f"results: {tmp_path}/mine/local-001/results.h5, going on after round 4" in out
     (error,) = run("--out=~nobody-of-this-name/x")[1]
     assert error.endswith("there is no such user, whose home folder it would be in")
+    assert status(JOB, [], "~/mine") == (
+        0,
+        f"done in {tmp_path}/mine/local-001/results.h5, written {written(tmp_path)}",
+    )
+
+
+def written(folder: Path) -> str:
+    with Run(folder / "mine/local-001") as found:
+        return found.attributes["updated"]
+
+
+def test_a_job_without_a_table_has_a_status(tmp_path):
+    (tmp_path / "odd.toml").write_text("run = 5\n")
+    assert status(tmp_path / "odd.toml", [], None)[0] == 1
+
+
+def test_without_git(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run()[0] == 0
+    with Run(tmp_path / "local-001") as found:
+        assert found.attributes["git_commit"] == ""
+
+
+def test_a_folder_whose_name_is_beyond_the_basic_plane(run, tmp_path):
+    assert run(out="𝄞")[0] == 0
+    assert (tmp_path / "𝄞/local-001/results.h5").exists()
+
+
+def test_a_kill_while_a_run_that_was_done_is_made_longer(run, folder, monkeypatch):
+    """The longer file is there, nothing else has happened: it is not done."""
+    with monkeypatch.context() as patch:
+        patch.setattr(results_resume.making, "open_to_write", lambda path: 1 / 0)
+        assert run("--resume", "run.rounds=7")[0] == 1
+    with Run(folder) as found:
+        assert (found.status, found.rounds_done, len(found.file["/rounds/round"])) == ("running", 4, 7)
+    code, errors, out = run("--resume", "run.rounds=7")
+    assert (code, errors) == (0, [])
+    assert "going on after round 4\n" in out
+    with Run(folder) as found:
+        assert (found.status, found.rounds_done) == ("done", 7)
 
 
 def test_a_scratch_folder_that_is_not_there(run, tmp_path):

@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         path = Path(path)
-        self.path = path / "results.h5" if path.is_dir() else path
+        self.path = path / "results.h5" if os.path.isdir(path) else path
         self.file = open_to_read(self.path)
         try:
             self.attributes = root_attributes(self.path, self.file)
@@ -162,7 +162,7 @@ def find(files: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     Raises InputError for a folder without any and for what does not exist.
     """
     for path in map(Path, files):
-        if not path.is_dir() or (path / "results.h5").exists():
+        if not os.path.isdir(path) or os.path.exists(path / "results.h5"):  # False where one may not look
             yield path, True
             continue
         found = sorted(path.rglob("results.h5"), key=lambda file: [_natural(part) for part in file.parts])

@@ -129,9 +129,9 @@ def _read_but_x(path: Path) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """What keeps a file from being read becomes an InputError."""
-    if not path.is_file():
-        raise InputError(f"no such file ({path.absolute()})")
     try:
+        if not path.is_file():
+            raise InputError(f"no such file ({path.absolute()})")
         with path.open("rb"):
             pass  # a file without read permission would look like one of another format
         yield

@@ -63,16 +63,18 @@ def start(
         study(options, comm, lambda: request.reason)
         return 0
     except HpcflError as error:
-        if launched_rank() == 0 or not error.everywhere:
-            print(f"study.py: {error}", file=sys.stderr, flush=True)
-        if not error.everywhere:
-            comm.abort(error.exit_code)
-        return error.exit_code
+        return leave(comm, error.exit_code, f"study.py: {error}")
     except KeyboardInterrupt:
-        print("study.py: interrupted; start it again to go on with this run", file=sys.stderr)
-        comm.abort(130)
-        return 130
+        return leave(comm, 130, "study.py: interrupted; start it again to go on with this run")
     except Exception:
-        traceback.print_exc()
-        comm.abort(1)
-        return 1
+        return leave(comm, 1, traceback.format_exc())
+
+
+def leave(comm: Comm, code: int, text: str) -> int:
+    """Says what happened, and ends: in order when all ranks are here, else by abort. The exit code."""
+    together = comm.arrive()
+    if launched_rank() == 0 or not together:
+        print(text, file=sys.stderr, flush=True)
+    if not together:
+        comm.abort(code)
+    return code

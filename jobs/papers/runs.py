@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcfl.analysis.reader import Run
 from hpcfl.comm import Comm
-from hpcfl.config import Job, load, resolve
+from hpcfl.config import Job, load, resolve, toml_value
 from hpcfl.errors import STOPPED, Diverged, HpcflError, InputError
 from hpcfl.results import FORMAT_VERSION
 from hpcfl.run import run
@@ -28,7 +28,6 @@ class Stopped(HpcflError):
     """A run was asked to stop. The study ends, on all ranks."""
 
     exit_code = STOPPED
-    everywhere = True
 
 
 @dataclass
@@ -66,10 +65,10 @@ class Runs:
             return there
         start = time.perf_counter()
         begun = self.comm.bcast(self._begun.get(experiment(job.text)))
-        opened: list[Path] = []
+        opened: list[Start] = []
 
         def tell(start: Start) -> None:
-            opened.append(start.folder)
+            opened.append(start)
             if begun:
                 self.say("\n".join([f"{begun}: going on after round {start.done}", *start.warnings]))
 
@@ -82,14 +81,21 @@ class Runs:
                 folder=Path(begun) if begun else None,
                 asked=self.asked,
             )
-        except Diverged as error:
-            raise Diverged(f"{opened[0]}: {error}") from None
+        except Exception as error:
+            for one in opened:
+                if one.writer:
+                    one.writer.status(f"failed:{' '.join(str(error).split())}")
+                one.close()
+            if isinstance(error, Diverged) and opened:
+                raise Diverged(f"{opened[0].folder}: {error}") from None
+            raise
+        made = opened[0].folder
         if outcome.status != "done":
-            raise Stopped(f"{opened[0]}: {outcome.status} after round {outcome.done}; start the study again to go on")
+            raise Stopped(f"{made}: {outcome.status} after round {outcome.done}; start the study again to go on")
         self.made += 1
-        self._known[experiment(job.text)] = str(opened[0])
-        self.say(f"{opened[0]}: {time.perf_counter() - start:.1f} s")
-        return opened[0]
+        self._known[experiment(job.text)] = str(made)
+        self.say(f"{made}: {time.perf_counter() - start:.1f} s")
+        return made
 
     def find(self, job_file: str, folder: str, *changes: str) -> Path | None:
         """Collective over the world: as ``run``, but None where the results are not there."""
@@ -97,7 +103,7 @@ class Runs:
 
     def job(self, job_file: str, folder: str, *changes: str) -> tuple[Job, tuple[str, ...]]:
         """The job that ``run`` would run, and all changes that make it of the job file."""
-        changes = (*changes, f"run.out={json.dumps(str(self.out / folder))}")
+        changes = (*changes, f"run.out={toml_value(str(self.out / folder))}")
         job = load(self.jobs / job_file, changes)
         if self.rounds is not None and job.run.rounds > self.rounds:
             changes = (*changes, f"run.rounds={self.rounds}")

@@ -54,21 +54,23 @@ def test_a_file_of_an_older_format_is_read(tmp_path, minor):
 
 def test_old_files_share_tables_and_figures_with_new_ones(tmp_path):
     pytest.importorskip("matplotlib")
-    for minor in (0, 1, 2, 3):
+    for minor in (0, 1, 2, 3, 4):
         folder = finished(tmp_path, participants=minor >= 2, own_classes=minor >= 2)
         with h5py.File(folder / "results.h5", "r+") as file:
             old(file, minor)
     shown = table([tmp_path])
-    assert (shown.row_count, shown.caption) == (4, None)
+    assert (shown.row_count, shown.caption) == (5, None)
     (tested,) = [column for column in shown.columns if str(column.header).startswith("participants")]
-    assert [str(cell).partition("\n")[0] for cell in tested.cells] == ["-", "-", "0.2812", "0.2812"]
+    assert [str(cell).partition("\n")[0] for cell in tested.cells] == ["-", "-", *["0.2812"] * 3]
     plot([tmp_path], tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
 
 
 def old(file, minor):
     """Take from a file what a minor version of the format 1 did not have."""
-    assert tuple(file.attrs["format_version"]) == FORMAT_VERSION == (1, 3)  # another one: say below what it adds
+    assert tuple(file.attrs["format_version"]) == FORMAT_VERSION == (1, 4)  # another one: say below what it adds
+    if minor < 4:
+        del file.attrs["data_sha256"]
     if minor < 3:
         del file.attrs["restarts"]
     if minor < 2:
@@ -128,6 +130,7 @@ def test_bad_files_are_one_clear_line(tmp_path):
     (tmp_path / "empty").mkdir()
     for path, message in (
         (tmp_path / "no.h5", "no such file"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
         (tmp_path / "text.h5", "not an HDF5 file"),
         (tmp_path / "other.h5", "not of hpcfl"),
         (newer, "format version 2.0 is newer than this hpcfl, which reads 1.x; update hpcfl"),

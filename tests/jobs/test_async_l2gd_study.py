@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hpcfl.analysis.reader import Run
+from hpcfl.comm import Comm
+from hpcfl.errors import Diverged
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "jobs/papers/async-l2gd/study.py"
@@ -129,6 +131,40 @@ def test_only_what_is_missing_is_run(simulated, launch):
     assert (made, found) == (3, RUNS - 3)
     assert cells(other)[:2] == cells(text)[:2]
     assert other != text
+
+
+FAILING = """
+import sys
+sys.path.append("jobs/papers")
+from command import start
+from hpcfl.errors import InputError
+
+def study(options, comm, asked):
+    if comm.rank == {rank}:
+        raise InputError("no table from this")
+    comm.bcast(None)
+
+sys.exit(start([], lambda given: None, study))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_ends_a_study(launch, rank):
+    done = launch(2, "-c", FAILING.format(rank=rank), timeout=20)
+    assert done.returncode != 0
+    assert done.stderr.count("study.py: no table from this") == 1
+
+
+def test_a_run_that_diverges_is_marked_as_failed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "jobs/papers")
+    from runs import Runs
+
+    for made in (1, 2):
+        runs = Runs(Comm(), ROOT / "jobs/quickstart", tmp_path)
+        with pytest.raises(Diverged, match=f"fedavg-00{made}: "):
+            runs.run("fedavg.toml", "x", "algorithm.lr=1e30", "run.rounds=3")
+        with Run(tmp_path / f"x/fedavg-00{made}") as run:
+            assert run.status.startswith("failed:")
 
 
 def test_chem97(launch, tmp_path):

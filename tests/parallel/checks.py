@@ -122,6 +122,17 @@ def check_weighted_means(comm: Comm) -> None:
         r.mean(sent, by=nothing)
 
 
+def check_communicators_are_given_back(comm: Comm) -> None:
+    """An MPI library has some thousands of them: MPICH two."""
+    made = len(comm._family) if comm.size > 1 else 0
+    for _ in range(2100):
+        node, both = comm.node(), comm.group([0, 1]) if comm.size > 1 and comm.rank < 2 else None
+        for one in (node, both):
+            if one is not None:
+                one.free()
+    assert comm.size == 1 or len(comm._family) == made
+
+
 def check_ranks_of_a_node(comm: Comm) -> None:
     assert comm.node().size == comm.size
 

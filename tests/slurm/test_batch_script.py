@@ -21,7 +21,8 @@ FAKES = {
     "python": """
 case "$3" in
     run) trap 'exit 75' USR1; date >>"$HOME/started"; echo up; eval "$RUN" ;;
-    status) [ -e "$HOME/started" ] || STATUS=$BEFORE; echo "$STATUS in results" ;;
+    status) [ -z "${HOLD-}" ] || { touch "$HOLD"; sleep 1; }
+        [ -e "$HOME/started" ] || STATUS=$BEFORE; echo "$STATUS in results" ;;
 esac""",
     "mpirun": '[ "$1" = --version ] && exit; while [ "$1" != python ]; do shift; done; exec "$@"',
     "srun": 'while [ "$1" != python ]; do shift; done; exec "$@"',
@@ -164,6 +165,18 @@ def test_signals(script, ignores, status, sent, code, requeued):
     assert script.requeued == requeued
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_launch(script, tmp_path, number, code):
+    """While the script asks for the status of earlier starts."""
+    process = script.start("job.toml", RUN="while :; do sleep 0.05; done", HOLD=str(tmp_path / "asked"))
+    while not (tmp_path / "asked").exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == code, out
+    assert script.requeued == (code == 75)
+
+
 def test_srun(script):
     code, out = script("job.toml", HPCFL_LAUNCHER="srun --mpi=pmix", SLURM_CPUS_PER_TASK="2")
     assert code == 0
@@ -185,6 +198,9 @@ def test_site_file(script, tmp_path):
     other.write_text("export HPCFL_LAUNCHER='mpirun --bind-to core'\n")
     assert script("job.toml", HPCFL_SITE=str(other))[0] == 0
     assert "mpirun -n 3 --bind-to core python -m hpcfl run job.toml --resume" in script.calls
+    given = {"HPCFL_SITE": str(other), "HPCFL_GIVEN_LAUNCHER": "srun --mpi=pmix"}  # as by hpcfl submit --launcher
+    assert script("job.toml", **given)[0] == 0
+    assert any(call.startswith("srun --mpi=pmix ") for call in script.calls)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +220,11 @@ def test_wrong_use(script, args, variables, text):
 
 
 def test_member_of_a_sweep(script, tmp_path):
-    for name in ("011-lr=1.toml", "012-lr=2, 3.toml"):
+    for name in ("000.toml", "011-lr=1.toml", "012-lr=2, 3.toml"):
         (tmp_path / name).touch()
+    alone = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "4"}
+    assert script(tmp_path, script="sweep.sbatch", **alone)[0] == 0
+    assert f"python -m hpcfl status {tmp_path}/000.toml --out {tmp_path}" in script.calls
     array = {"SLURM_ARRAY_TASK_ID": "12", "SLURM_ARRAY_JOB_ID": "5"}
     code, out = script(tmp_path, "--plugin", "p.py", script="sweep.sbatch", **array)
     assert code == 0

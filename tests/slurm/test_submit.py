@@ -61,7 +61,7 @@ def test_options_and_arguments(capsys, tmp_path):
     more = {"no-requeue": None, "mail-type": "END", "nodelist": "n1", "exclusive": None, "account": "acc"}
     assert options.items() >= more.items()
     assert f"\nset -- {shlex.quote(JOB)} --set run.threads=2 --plugin p.py --out 'o o'\n" in text
-    assert "export HPCFL_LAUNCHER='srun --mpi=pmix'\n" in text
+    assert "export HPCFL_GIVEN_LAUNCHER='srun --mpi=pmix'\n" in text
 
 
 def test_site_file_is_between_script_and_command_line(capsys, tmp_path, monkeypatch):
@@ -74,6 +74,10 @@ def test_site_file_is_between_script_and_command_line(capsys, tmp_path, monkeypa
     monkeypatch.setenv("HPCFL_SITE", "nowhere.sh")
     assert main(["submit", JOB, "--dry-run"]) == 2
     assert "HPCFL_SITE=nowhere.sh: no such file" in capsys.readouterr().err
+    site.write_text("#SBATCH --comment='ours\n")
+    monkeypatch.setenv("HPCFL_SITE", "site.sh")
+    assert main(["submit", JOB, "--dry-run"]) == 2
+    assert f"{site}: #SBATCH --comment='ours: No closing quotation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

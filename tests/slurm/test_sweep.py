@@ -6,8 +6,10 @@ import csv
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +118,7 @@ def test_script_of_an_array(tmp_path, capsys):
     out = capsys.readouterr().out
     for line in ("array=0-4", "mem=4G", "ntasks=2"):
         assert f"#SBATCH --{line}\n" in out
-    assert "export HPCFL_LAUNCHER=srun\n" in out
+    assert "export HPCFL_GIVEN_LAUNCHER=srun\n" in out
 
 
 def results(folder: Path, name: str, status: str, evaluated: bool = True, planned: int = 20) -> Path:
@@ -300,6 +302,38 @@ def test_stopped_here(sweep, monkeypatch, tmp_path, end):
     assert run_here(sweep, [2, 3], None) == STOPPED
     (call,) = (tmp_path / "calls").read_text().splitlines()
     assert call == f"-m hpcfl run {sweep.folder}/002-seed=3.toml --out {sweep.folder} --resume"
+
+
+def test_ctrl_c_here(tmp_path):
+    """The terminal sends it to the member, too, which gets the time to stop with a checkpoint."""
+    (tmp_path / "python").write_text(
+        f"#!/bin/bash\ntrap 'sleep 0.7; exit {STOPPED}' INT\ntrap 'exit 9' TERM\ntouch {tmp_path}/up\n"
+        "while :; do sleep 0.05; done\n"
+    )
+    (tmp_path / "python").chmod(0o755)
+    assert main(["sweep", JOB, "--seeds", "2", "--out", str(tmp_path / "s")]) == 0
+    text = (
+        f"import sys; from pathlib import Path; from hpcfl.sweep import Sweep, run_here; "
+        f"sys.executable = '{tmp_path}/python'; sys.exit(run_here(Sweep.open(Path('{tmp_path}/s')), [0, 1], None))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", text], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "up").exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == STOPPED, out
+    assert f"stopped; hpcfl sweep missing {tmp_path}/s --local goes on" in out
+
+
+def test_a_folder_in_the_home_and_names_beyond_the_basic_plane(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["sweep", JOB, "--grid", "run.out=𝄞,b", "--out", "~/𝄞"]) == 0
+    sweep = Sweep.open(tmp_path / "𝄞")
+    assert sweep.members[0].changes == {"run.out": "𝄞"}
+    (sweep.folder / "submissions.txt").write_text("12 0\n13\n")
+    capsys.readouterr()
+    assert main(["sweep", "status", str(sweep.folder)]) == 2
+    assert 'submissions.txt: "13": expected the number of a SLURM job' in capsys.readouterr().err
 
 
 def test_commands_of_the_readme(tmp_path, monkeypatch, capsys):

@@ -24,7 +24,6 @@ the comparison with FedRecon has 16 participants in every round instead of a ran
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shlex
@@ -44,6 +43,7 @@ from runs import Runs
 from settings import Rates, Setting
 
 from hpcfl.comm import Comm
+from hpcfl.config import toml_value
 from hpcfl.errors import nearest
 
 FOLDER = Path(__file__).resolve().parent
@@ -206,7 +206,7 @@ def commands(o: argparse.Namespace, runs: Runs) -> list[str]:
 
 
 def changes(s: Setting, o: argparse.Namespace) -> tuple[str, ...]:
-    return s.changes if o.root is None else (*s.changes, f"data.root={json.dumps(o.root)}")
+    return s.changes if o.root is None else (*s.changes, f"data.root={toml_value(o.root)}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class RoundDecision:
     coins: Mapping[str, np.ndarray]  # the coins that the algorithm declared, bool
     evaluate: bool
     checkpoint: bool
-    stop: str | None  # None | "done" | "walltime" | "signal" | "diverged"
+    stop: str | None  # after it: "done", "stopped:why"; None: go on
 
 
 class Algorithm(Protocol):

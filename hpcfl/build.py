@@ -62,6 +62,7 @@ class Built:
 
 def build(job: Job, world: Comm) -> Built:
     """Collective over the world. Raises InputError on all ranks alike when the job cannot be run."""
+    _expect(job.algorithm, Work, "the class of the algorithm")
     settle(job.run.threads)
     node = world.node()
     device = world.together(lambda: choose_device(job.run.device, node.rank))
@@ -84,6 +85,7 @@ def build(job: Job, world: Comm) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_for(job.run.seed, rng.Purpose.INIT))
         module = job.model.build(spec)
+    _expect(module, torch.nn.Module, f"{type(job.model).__name__}.build")
     l2 = getattr(job.model, "l2", 0.0)
     task = Task(module, spec.shape, spec.classes, l2=l2, backend=job.run.backend, device=device, dtype=dtype)
     parts = None
@@ -95,6 +97,7 @@ def build(job: Job, world: Comm) -> Built:
     read = None if population.on_demand is None else world.together(lambda: reader(job, population))
     hosted, own_heads = placement.hosted(world.rank), job.algorithm.own_heads
     group = make_group(arrays, hosted, population, device, dtype, seed=job.run.seed, own_heads=own_heads, read=read)
+    world.together(lambda: check_range(arrays, group))
     topology = Topology.build(world, node, placement)
     engine = Engine(
         task,
@@ -185,6 +188,7 @@ def reader(job: Job, population: Population) -> Read:
 def load(job: Job) -> tuple[Dataset, Shares]:
     """The data set and who owns what: a pure function of the job, run by one process per node."""
     data = job.data.load(job.run.seed)
+    _expect(data, Dataset, f"{type(job.data).__name__}.load")
     return data, deal(job.partition, data, job.run.seed)
 
 
@@ -229,6 +233,22 @@ def make_group(
         mask=mask,
         source=None if read is None else OnDemand(read, (x, y)),
     )
+
+
+def _expect(value: object, kind: type, what: str) -> None:
+    """Raises InputError where a plug-in gives something else."""
+    if not isinstance(value, kind):
+        verb = "must inherit from" if kind is Work else f"gave a {type(value).__name__}, expected a"
+        raise InputError(f"{what} {verb} {kind.__module__}.{kind.__qualname__}")
+
+
+def check_range(arrays: dict[str, np.ndarray], group: Group) -> None:
+    """Raises InputError where finite data are not in the run's dtype."""
+    for name, stored, values in (("x", arrays["x"], group.x), ("y", arrays["y"], group.y)):
+        if stored.dtype == np.float64 and values.dtype == torch.float32 and not values.isfinite().all():
+            raise InputError(
+                f'data: {name} has values beyond those of float32; scale them, or give run.dtype = "float64"'
+            )
 
 
 def _truth(data: Dataset, shares: Shares, parameters: int) -> np.ndarray | None:

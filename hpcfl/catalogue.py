@@ -24,7 +24,7 @@ def print_catalogue(kind: str | None, plugins: Sequence[Path], console: Console)
     for plural in KINDS if kind is None else [kind]:
         console.print(f"[bold]{plural}[/]")
         for name, cls in registered(KINDS[plural]).items():
-            summary = (cls.__doc__ or "").strip().splitlines()[0]
+            summary = (cls.__doc__ or "").strip().partition("\n")[0]
             console.print(f"  [bold cyan]{name}[/]  {summary}", highlight=False, soft_wrap=True)
             for option, kind_of, default in options_of(cls):
                 console.print(f"      {option} = {default}  ({kind_of})", markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from hpcfl.cli_options import Changes, DryRun, JobFile, Launcher, Out, Plugins, with_sbatch_options
 from hpcfl.cli_sweep import sweep
 from hpcfl.comm import launched_rank
-from hpcfl.errors import HpcflError
+from hpcfl.errors import HpcflError, keep_traceback, place
 
 # typer's errors of usage, wherever its version keeps their class
 WrongCall: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -172,6 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:  # hpcfl show ... | head
         sys.stderr.close()
+        return 1
+    except Exception as error:  # of a plug-in, or a mistake in hpcfl
+        kept = keep_traceback(error, Path("hpcfl-error.txt"))
+        complain(f"{type(error).__name__}: {' '.join(str(error).split())} ({place(error)}){kept}")
         return 1
 
 

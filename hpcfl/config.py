@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -153,15 +154,32 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for part, table in tables.items():
         lines.append(f"[{part}]")
-        lines += [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
+        lines += [
+            f"{_toml_key(key)} = {_option(part, key, value)}" for key, value in table.items() if value is not None
+        ]
         lines.append("")
     return "\n".join(lines)
+
+
+def _option(part: str, key: str, value: Any) -> str:
+    try:
+        return toml_value(value)
+    except InputError as error:
+        raise InputError(f"{part}.{key}: {error}; use numbers, strings, lists and tables for options") from None
 
 
 def toml_value(value: Any) -> str:
     """A value as TOML text."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{_toml_key(k)} = {toml_value(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str | bool | int | float):
+        raise InputError(f"a {type(value).__name__} cannot be written into a job file")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else toml_value(key)

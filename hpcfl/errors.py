@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 STOPPED = 75  # exit code of a run that stopped early and goes on with --resume: EX_TEMPFAIL
 
@@ -29,6 +32,25 @@ class RunError(HpcflError):
 
 class Diverged(HpcflError):
     """A loss, a model or an average is no longer finite; exit code 1."""
+
+
+def place(error: BaseException) -> str:
+    """Where an error comes from: the last line of a plug-in, else of hpcfl, else of a library."""
+    frames, here = traceback.extract_tb(error.__traceback__), str(Path(__file__).parent)
+    libraries = ("<", sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    own = [f for f in frames if f.filename.startswith(here) or not f.filename.startswith(libraries)]
+    plugin = [f for f in own if not f.filename.startswith(here)]
+    last = (plugin or own or list(frames))[-1]
+    return f"{Path(last.filename).name} line {last.lineno}"
+
+
+def keep_traceback(error: BaseException, file: Path, reason: str = "") -> str:
+    """Writes it below a first line, the reason; the end of a sentence that says where it is."""
+    try:
+        file.write_text(f"{reason or error}\n\n{''.join(traceback.format_exception(error))}")
+    except OSError:
+        return ""
+    return f"; traceback in {file}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -74,7 +74,7 @@ class RandomSteps(Pull):
 
     lr: Positive | None = None  # eta; absent: from theory, by the smoothness
     p_global: OpenShare | Literal["optimal"] = 0.1  # p_0: probability of averaging over all clients
-    smoothness: Positive | None = None  # L of the f_i; absent: found from the data where it is needed
+    smoothness: Positive | None = None  # L of the f_i (batch_size: of a sample's); absent: found from the data
     batch_size: Count | None = None  # absent: full batch
 
     @property
@@ -82,8 +82,8 @@ class RandomSteps(Pull):
         return self.batch_size
 
     def L(self, engine: Engine) -> float:
-        """Collective over the world: the smoothness of every f_i."""
-        return self.smoothness or curvature(engine, objective=self.objective).L
+        """Collective over the world: the smoothness that local steps meet."""
+        return self.smoothness or curvature(engine, objective=self.objective).of_steps(self.batch_size)
 
     def curvature(self, engine: Engine) -> Curvature:
         """Collective over the world. Models without a known strong convexity count as having none."""
@@ -185,9 +185,9 @@ class RandomDescent(Work):
     def predict(self, engine: Engine, cohort: int, rounds: int, accuracy: float) -> Iterator[Prediction]:
         need_everyone(engine, cohort)
         s, f, schedule = self.setting, self.options.curvature(engine), self.options.lr_schedule
-        traffic = Traffic.of(s, hierarchical=self.hierarchical)
-        yield from of_setting(s, f)
-        yield from of_descent(s, f, schedule.at(self.eta, 0, 0), traffic, accuracy, engine.task.bytes)
+        traffic, L = Traffic.of(s, hierarchical=self.hierarchical), f.of_steps(self.options.batch_size)
+        yield from of_setting(s, f, L)
+        yield from of_descent(s, f, L, schedule.at(self.eta, 0, 0), traffic, accuracy, engine.task.bytes)
         yield from of_rounds(s, traffic, rounds, engine.task.bytes)
         theta = self.minimiser(engine)
         if theta is not None and self.options.batch_size is None:

@@ -6,6 +6,7 @@ file given by ``--plugin``, or in a package with an entry point in the group ``h
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -40,6 +41,8 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         raise InputError(f'register("{kind}", "{name}"): unknown kind{nearest(kind, FOLDERS)}')
 
     def add(cls: T) -> T:
+        if not dataclasses.is_dataclass(cls):
+            raise InputError(f'register("{kind}", "{name}"): {cls.__name__} is no dataclass; write @dataclass below it')
         other = _registered[kind].get(name)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise InputError(

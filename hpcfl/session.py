@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpcfl.comm import Comm, world
 from hpcfl.config import Job, load
-from hpcfl.errors import STOPPED, HpcflError, RunError
+from hpcfl.errors import STOPPED, HpcflError, RunError, keep_traceback, place
 from hpcfl.registry import load_plugins
 from hpcfl.results import ResultsWriter
 from hpcfl.run import Outcome, run
@@ -168,12 +167,11 @@ class Session:
         together = self.comm.arrive()
         if self.comm.rank == 0 or not together:
             text = self._describe(error)
-            print(text, file=sys.stderr, flush=True)
             reason = " ".join(text.removeprefix("hpcfl: ").split())
-            if not isinstance(error, HpcflError | KeyboardInterrupt) and self.folder:
-                (self.folder / f"error-rank{self.comm.rank}.txt").write_text(
-                    f"{reason}\n\n" + "".join(traceback.format_exception(error))
-                )
+            if not isinstance(error, HpcflError | KeyboardInterrupt):
+                file = f"error-rank{self.comm.rank}.txt"
+                text += keep_traceback(error, self.folder / file if self.folder else Path(f"hpcfl-{file}"), reason)
+            print(text, file=sys.stderr, flush=True)
             self._mark(f"{'stopped' if isinstance(error, StopNow) else 'failed'}:{reason}")
         if not together:
             self.comm.abort(code)
@@ -189,10 +187,8 @@ class Session:
             return "hpcfl: interrupted"
         if self.comm.lost(error):
             return "hpcfl: another rank died; its own messages, or the batch system's, say why (often: out of memory)"
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = "; ".join([*getattr(error, "__notes__", []), f"{Path(last.filename).name} line {last.lineno}"])
-        traced = f"; traceback in {self.folder}/error-rank{self.comm.rank}.txt" if self.folder else ""
-        return f"hpcfl: rank {self.comm.rank}: {type(error).__name__}: {error} ({where}){traced}"
+        where = "; ".join([*getattr(error, "__notes__", []), place(error)])
+        return f"hpcfl: rank {self.comm.rank}: {type(error).__name__}: {error} ({where})"
 
     def _mark(self, status: str) -> None:
         if self.writer:

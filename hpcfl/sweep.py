@@ -108,9 +108,8 @@ def make(
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
         raise InputError(f"{twice[0]}: given twice, by --grid or by --seeds; give its values in one list")
-    for key, values in axes:
-        if len(set(values)) < len(values):
-            raise InputError(f"{key}: the same value twice; its members would be the same run")
+    if "run.out" in keys:
+        raise InputError("run.out: all members of a sweep write into its own folder; name that by --out")
     size = math.prod(len(values) for _, values in axes)
     if size > MOST:
         raise InputError(f"a sweep of {size:,} members; expected at most {MOST:,}")
@@ -120,6 +119,11 @@ def make(
     ]
     own = [[*changes, *(f"{key}={value}" for key, value in member.changes.items())] for member in members]
     jobs = [load(job, settings) for settings in own]
+    known: dict[str, Member] = {}
+    for member, checked in zip(members, jobs, strict=True):
+        other = known.setdefault(checked.text, member)
+        if other is not member:
+            raise InputError(f"members {other.name} and {member.name} would be the same run; give different values")
     folder = new_folder(user_path(str(out))) if out else new_run_folder(user_path(first.run.out), f"{job.stem}-sweep")
     for member, settings, checked in zip(members, own, jobs, strict=True):
         tables = tomllib.loads(checked.text)

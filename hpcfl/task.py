@@ -161,8 +161,23 @@ def check_module(module: nn.Module, shape: tuple[int, ...], outputs: int) -> Non
         raise InputError(
             f"model {name}: draws from torch's global random numbers; use torch.nn.Dropout, which gets keyed ones here"
         )
+    if not _alone(module, example, first):
+        raise InputError(
+            f"model {name}: its output for a sample depends on the other samples of the batch (as BatchNorm's does); "
+            "batches are padded here, and a client may have one sample: use GroupNorm instead"
+        )
     got = tuple(first.shape[1:])
     if got != (outputs,) and not (outputs == 1 and got == ()):
         raise InputError(f"model {name}: outputs have shape {got} per sample, expected ({outputs},)")
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError(f"model {name}: has no trainable parameters")
+
+
+@torch.no_grad()
+def _alone(module: nn.Module, batch: Tensor, outputs: Tensor) -> bool:
+    """Whether the first sample has the same outputs without the others. outputs: those of the batch."""
+    try:
+        alone = module(batch[:1])
+    except (RuntimeError, ValueError):
+        return False
+    return alone.shape[1:] == outputs.shape[1:] and torch.allclose(alone, outputs[:1], rtol=1e-3, atol=1e-4)

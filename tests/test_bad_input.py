@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcfl.cli import main
+from hpcfl.registry import _registered
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "jobs/quickstart/apfl.toml"
@@ -227,7 +228,12 @@ def test_read_only_output(capsys, tmp_path):
         (None, "no such file"),
         ("x = = 1", "line 1: SyntaxError"),
         ("\nimport nothing_of_this_name", "line 2: ModuleNotFoundError"),
-        ("from hpcfl.registry import register\n@register('algorithm', 'apfl')\nclass A: pass", "the name is taken"),
+        (
+            "from dataclasses import dataclass\nfrom hpcfl.registry import register\n"
+            "@register('algorithm', 'apfl')\n@dataclass\nclass A: pass",
+            "the name is taken",
+        ),
+        ("from hpcfl.registry import register\n@register('model', 'm')\nclass M: pass", "M is no dataclass"),
         ("from hpcfl.registry import register\n@register('algorihm', 'x')\nclass A: pass", 'did you mean "algorithm"?'),
     ],
 )
@@ -236,6 +242,71 @@ def test_bad_plugin(capsys, tmp_path, text, expected):
     if text is not None:
         plugin.write_text(text)
     assert expected in complaints(capsys, "run", JOB, "--plugin", plugin)[0]
+
+
+PLUGINS = """
+from dataclasses import dataclass
+from pathlib import Path
+from torch import nn
+from hpcfl.data import Dataset
+from hpcfl.registry import register
+
+@register("model", "nothing")
+@dataclass(frozen=True)
+class Nothing:
+    def build(self, spec):
+        return 5
+
+@register("model", "mistaken")
+@dataclass(frozen=True)
+class Mistaken:
+    folder: Path = Path("/tmp")
+
+    def build(self, spec):
+        return nn.Linear(64, "ten")  # line 20
+
+@register("data", "none")
+@dataclass(frozen=True)
+class NoData:
+    def load(self, seed):
+        return {}
+
+@register("algorithm", "alone")
+@dataclass(frozen=True)
+class Alone:
+    pass
+
+@register("model", "odd")
+@dataclass(frozen=True)
+class Odd:
+    value: object = 1j
+
+    def build(self, spec):
+        return nn.Linear(64, 10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "expected"),
+    [
+        ('model={name="nothing"}', 2, "Nothing.build gave a int, expected a torch.nn.modules.module.Module"),
+        ('data={name="none"}', 2, "NoData.load gave a dict, expected a hpcfl.data.Dataset"),
+        ('algorithm={name="alone"}', 2, "the class of the algorithm must inherit from hpcfl.algorithm.Work"),
+        ('model={name="odd"}', 2, "model.value: a complex cannot be written into a job file"),
+        ('model={name="mistaken"}', 1, "(plugin.py line 20); traceback in hpcfl-error"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "theory"])
+def test_mistakes_in_a_plugin(capsys, tmp_path, monkeypatch, command, change, code, expected):
+    (tmp_path / "plugin.py").write_text(PLUGINS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hpcfl.registry._registered", {kind: dict(known) for kind, known in _registered.items()})
+    out = ["--out", "out"] if command == "run" else ["--set", 'run.out="out"']
+    assert main([command, str(JOB), "--plugin", "plugin.py", "--set", change, *out]) == code
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_model_with_running_buffers_is_refused(capsys, tmp_path):

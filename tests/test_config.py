@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.algorithms.apfl import APFL
-from hpcfl.config import RunOptions, load, resolve
+from hpcfl.config import RunOptions, load, resolve, to_toml
 from hpcfl.errors import InputError
 from hpcfl.schedules import Theory
 
@@ -274,6 +274,14 @@ def test_the_resolved_text_is_the_same_job(tmp_path, changes):
     second = load(file)
     assert second == first
     assert list(tomllib.loads(first.text)) == ["run", "data", "partition", "model", "algorithm"]
+
+
+def test_text_of_unusual_values():
+    table = {"weights": {"a b": 1.5, "ü": [1, True]}, "folder": Path("/tmp/x\x7f𝄞"), "none": None}
+    found = tomllib.loads(to_toml({"data": table}))["data"]
+    assert found == {"weights": {"a b": 1.5, "ü": [1, True]}, "folder": "/tmp/x\x7f𝄞"}
+    with pytest.raises(InputError, match=r"^data.z: a complex cannot be written into a job file"):
+        to_toml({"data": {"z": 1j}})
 
 
 def test_the_resolved_text_names_every_default():

@@ -37,6 +37,27 @@ def test_running_statistics_are_refused():
     Task(nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2)), (3,), 2, device=CPU, dtype=torch.float32)
 
 
+class BatchMean(nn.Module):
+    """Subtracts it, without any buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize("middle", [nn.BatchNorm1d(4, track_running_stats=False), None])
+def test_what_depends_on_the_other_samples_is_refused(middle):
+    """Padded samples would count, and an evaluation's pieces."""
+    module = BatchMean() if middle is None else nn.Sequential(nn.Linear(3, 4), middle, nn.Linear(4, 2))
+    message = refused(module)
+    assert "depends on the other samples of the batch" in message
+    assert "use GroupNorm instead" in message
+
+
 @pytest.mark.parametrize("p", [0.5, 0.001])
 def test_functional_dropout_is_refused(p):
     """Also one that drops so little that a pass over two samples seldom shows it."""

@@ -153,6 +153,18 @@ def test_the_data_may_lie_elsewhere_but_be_no_others(run, tmp_path):
     assert np.array_equal(*rows)
 
 
+def test_data_beyond_float32(run, tmp_path):
+    for name, x, y in (("x", 1e39, 0.5), ("y", 0.5, -1e39)):
+        np.savez(tmp_path / "d", x=np.full((8, 2), x), y=np.full(8, y), client=np.arange(8) % 2)
+        data = [f'data={{name="file", path="{tmp_path}/d.npz"}}', 'partition={name="natural"}', 'model={name="linear"}']
+        code, errors, _ = run(*data)
+        assert code == 2
+        assert errors == [
+            f'hpcfl: data: {name} has values beyond those of float32; scale them, or give run.dtype = "float64"'
+        ]
+        assert not (tmp_path / "local-001").exists()
+
+
 def test_results_in_the_home_folder(run, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run("--out=~/mine")[0] == 0

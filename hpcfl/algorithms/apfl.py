@@ -94,7 +94,7 @@ class APFL(LocalSGD):
         batch, lr = b.batch(t), b.lr(t)
         w = w - lr * b.grad(w, batch)
         g_bar = b.grad(a * v + (1 - a) * w, batch)
-        v = v - self.lr * a * g_bar
+        v = v - self.lr_schedule.at(self.lr, 0, 0) * a * g_bar
         return w, v, self.moved(a, lr, released_slope(a, v, w, g_bar)) if self.moves_alpha(t) else a
 
     def round(self, state: State, r: Round) -> State:

@@ -70,12 +70,11 @@ class AsyncL2GDVR(ClusterCoins):
         L_F = f.L + float(s.gamma.max())
         if f.mu > L_F:
             raise InputError(f"algorithm.strong_convexity = {f.mu:g}: larger than the smoothness of F, {L_F:.6g}")
-        L = f.L if self.batch_size is None else f.L_sample
         p = s.p_global or float(s.p_cluster.mean())
         rho = self.p_refresh or p * (1 - p)
         if rho < 1e-9:
             raise InputError(f"algorithm.p_refresh = {rho:g}: the reference point would never move; give a larger one")
-        eta = self.lr or largest_eta(L_F, s.expected_smoothness(L))
+        eta = self.lr or largest_eta(L_F, s.expected_smoothness(f.of_steps(self.batch_size)))
         return Section4(self, s, f, Factors(s, self.loss_scale(engine)), Katyusha(eta, f.mu, rho))
 
 
@@ -151,7 +150,7 @@ class Section4(Work):
 
     def predict(self, engine: Engine, cohort: int, rounds: int, accuracy: float) -> Iterator[Prediction]:
         s, k = self.setting, self.katyusha
-        yield from of_setting(s, self.curvature)
+        yield from of_setting(s, self.curvature, self.curvature.of_steps(self.options.batch_size))
         for name in ("eta", "rho", "theta1", "theta2", "beta", "gamma"):
             yield Prediction(f"accelerated steps, {name}", getattr(k, name))
         yield from of_rounds(s, Traffic.of(s), rounds, engine.task.bytes, refresh=1 + rounds * k.rho)

@@ -15,8 +15,8 @@ S_j = mean(I - gamma_i H_i), r_j = mean(H_i b_i), setting the derivatives to zer
     theta_i = H_i (b_i + gamma_i c_j)
 
 Travels, once: S_i and r_i up (P^2 + P numbers), c_j down; between clusters P^2 + P up, and their mean down.
-Deviations: none; where the data leave a direction open, the solution of least norm. It is done after one round,
-and every further one does the same again.
+Deviations: none; where the data leave a direction open, the solution of least norm. It is done after one round of
+all clients, and every further one does the same again; of fewer, a round solves for those who are there.
 Limits held by tests: a dense solve of generalised least squares; the limit of async_l2gd.
 """
 

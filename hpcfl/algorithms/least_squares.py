@@ -7,8 +7,8 @@ the mean losses f_i = 1/2 theta^T A_i theta - b_i^T theta and n_i training sampl
     pooled    theta   = (sum_i n_i A_i)^+ sum_i n_i b_i
 
 Travels: alone nothing; pooled, once, A_i and b_i up (P^2 + P numbers), theta down.
-Deviations: none; where the data leave a direction open, the solution of least norm. It is done after one round,
-and every further one does the same again.
+Deviations: none; where the data leave a direction open, the solution of least norm. It is done after one round of
+all clients, and every further one does the same again; of fewer, a round solves for those who are there.
 Limits held by tests: numpy.linalg.lstsq on each client's samples and on all samples.
 """
 

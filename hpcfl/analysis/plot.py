@@ -40,15 +40,18 @@ def plot(files: Iterable[Path], out: Path) -> None:
             raise InputError("accuracy and squared error do not fit into one figure; plot these runs apart")
         if not any(run.evaluations_done for run in runs):
             raise InputError(f"{runs[0].path}: no evaluation in it yet, so there is nothing to plot")
+        if not any(_last(run).size for run in runs):
+            raise InputError(f"{runs[0].path}: no client has a finite test value, so there is nothing to plot")
+        colours = _colours(len(runs))
         figure = Figure(figsize=(11, 4.6), layout="constrained", dpi=150)
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        _curves(left, runs)
-        _histograms(right, runs)
+        _curves(left, runs, colours)
+        _histograms(right, runs, colours)
         word = WORDS[metrics.pop()]
         left.set(xlabel="round", ylabel=f"{word}, mean over clients")
         right.set(xlabel=f"last {word} of each client (dotted: mean)")
-        handles = [right.plot([], [], color=_colour(k), linewidth=3)[0] for k in range(len(runs))]
+        handles = [right.plot([], [], color=colour, linewidth=3)[0] for colour in colours]
         figure.legend(handles, labels(runs), loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
     for panel in (left, right):
         panel.grid(color="0.92")
@@ -60,44 +63,52 @@ def plot(files: Iterable[Path], out: Path) -> None:
         raise InputError(f"{out}: cannot write the figure ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _curves(panel: Any, runs: Sequence[Run]) -> None:
-    for k, run in enumerate(runs):
+def _curves(panel: Any, runs: Sequence[Run], colours: Sequence[Any]) -> None:
+    for run, colour in zip(runs, colours, strict=True):
         rounds = run.read("/evaluations/round")
         marker = "o" if len(rounds) == 1 else None  # a line through one point is invisible
         for model in run.models:
             values = run.read(f"/evaluations/{model}_test_{run.metric}")
-            panel.plot(rounds, values, STYLES[model], color=_colour(k), marker=marker, linewidth=1.6)
+            panel.plot(rounds, values, STYLES[model], color=colour, marker=marker, linewidth=1.6)
     shown = [model for model in STYLES if any(model in run.models for run in runs)]
     handles = [panel.plot([], [], STYLES[model], color="0.3")[0] for model in shown]
     panel.legend(handles, [f"{model} model" for model in shown], loc="best", framealpha=0.8)
 
 
-def _histograms(panel: Any, runs: Sequence[Run]) -> None:
+def _last(run: Run) -> np.ndarray:
+    """The clients' last test values, those that are finite."""
+    values = run.last(f"/per_client/{run.models[0]}/test_{run.metric}")
+    return np.empty(0) if values is None else values[np.isfinite(values)]
+
+
+def _histograms(panel: Any, runs: Sequence[Run], colours: Sequence[Any]) -> None:
     """One row per run, the first on top: histograms over one another cannot be read from three runs on."""
-    last = [run.last(f"/per_client/{run.models[0]}/test_{run.metric}") for run in runs]
-    values = [v[np.isfinite(v)] if v is not None else np.empty(0) for v in last]
+    values = [_last(run) for run in runs]
     together = np.concatenate(values)
-    if not together.size:
-        return
     low, high = together.min(), together.max()
     edges = np.linspace(low, high, BINS + 1) if high > low else np.array([low - 0.05, low + 0.05])
     shares = [np.histogram(v, edges)[0] / max(1, v.size) for v in values]
     peak = max(share.max() for share in shares)
     for k, (v, share) in enumerate(zip(values, shares, strict=True)):
         foot, height = len(runs) - 1 - k, 0.9 * share / peak
-        style: dict[str, Any] = {"color": _colour(k), "baseline": foot}
+        style: dict[str, Any] = {"color": colours[k], "baseline": foot}
         panel.stairs(foot + height, edges, fill=True, alpha=0.25, **style)
         panel.stairs(foot + height, edges, linewidth=1.6, linestyle=STYLES[runs[k].models[0]], **style)
         if v.size:
-            panel.plot([v.mean()] * 2, [foot, foot + 0.9], ":", color=_colour(k), linewidth=1.6)
+            panel.plot([v.mean()] * 2, [foot, foot + 0.9], ":", color=colours[k], linewidth=1.6)
     panel.set_yticks(range(len(runs)), [""] * len(runs))
     panel.tick_params(axis="y", length=0)
     panel.set_ylim(bottom=0)
     panel.set_ylabel(f"share of clients (tallest bar: {peak:.0%})")
 
 
-def _colour(k: int) -> str:
-    return COLOURS[k % len(COLOURS)]
+def _colours(runs: int) -> list[Any]:
+    """A different one for each run: of many, along a scale of brightness."""
+    if runs <= len(COLOURS):
+        return list(COLOURS[:runs])
+    from matplotlib import colormaps
+
+    return list(colormaps["viridis"](np.linspace(0, 0.92, runs)))
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -107,7 +118,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
         flat = [_flat(other.config) for other in runs if other.algorithm == run.algorithm]
         own = _flat(run.config)
         differing = [key for key in own if key != "run.out" and any(f.get(key) != own[key] for f in flat)]
-        names.append(", ".join([run.algorithm, *(f"{key.rpartition('.')[2]}={_shown(own[key])}" for key in differing)]))
+        short = {key: key.rpartition(".")[2] for key in own}
+        unique = {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
+        names.append(", ".join([run.algorithm, *(f"{unique[key]}={_shown(own[key])}" for key in differing)]))
     return [f"{name} ({run.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)]
 
 

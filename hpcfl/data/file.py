@@ -19,6 +19,7 @@ from hpcfl.options import Positive, user_path
 from hpcfl.registry import register
 
 REQUIRED, OPTIONAL = ("x", "y"), ("client", "cluster", "split")
+MANY = 100  # classes; and numbers of classes for each that there is
 MOST_CLASSES = 1_000_000  # a larger label is an identifier in the wrong place
 
 
@@ -110,6 +111,11 @@ class File:
             raise InputError('array "cluster" without "client"; a cluster is a group of clients: add "client"')
         split = _split(arrays["split"]) if "split" in arrays else None
         classes = None if y.dtype.kind == "f" else max(1, int(y.max()) + 1)
+        if classes is not None and classes > MANY and classes > MANY * len(np.unique(y)):
+            raise InputError(
+                f"y has labels up to {classes - 1}, but only {len(np.unique(y))} different ones; number the classes "
+                "0, 1, 2, ...: the model has an output for each number"
+            )
         scale = self.scale if self.scale is not None else 1 / 255 if x.dtype == np.uint8 else 1.0
         return Dataset(x, y, classes, client, cluster, split, scale, self.shift)
 
@@ -131,7 +137,7 @@ def _readable(path: Path) -> Iterator[None]:
     """What keeps a file from being read becomes an InputError."""
     try:
         if not path.is_file():
-            raise InputError(f"no such file ({path.absolute()})")
+            raise InputError(f"{'a folder' if path.is_dir() else 'no such file'} ({path.absolute()})")
         with path.open("rb"):
             pass  # a file without read permission would look like one of another format
         yield

@@ -60,7 +60,10 @@ class UniformLinear(nn.Linear):
 def need(spec: Spec, name: str, *, classification: bool) -> None:
     """Raises InputError where the data ask for the other kind of model."""
     if classification and spec.classes is None:
-        raise InputError(f'model.name = "{name}": classifies, but the data are a regression; use "linear" or "mlp"')
+        raise InputError(
+            f'model.name = "{name}": classifies, but the data are a regression; use "linear" or "mlp", or store labels '
+            "as integers"
+        )
     if not classification and spec.classes is not None:
         raise InputError(
             f'model.name = "{name}": is a regression, but the data have {spec.classes} classes; use "logistic"'

@@ -121,7 +121,7 @@ def deal(partition: Partition, data: Dataset, seed: int) -> Shares:
     if isinstance(partition, Dealt):
         _check_feasible(partition, part)
     cluster = clusters_of(partition, partition.natural_clusters(data))
-    owner = partition.owners(data, part, seed)
+    owner = np.asarray(partition.owners(data, part, seed))
     if owner.shape != part.shape or owner.dtype.kind not in "iu" or owner.min() < 0 or owner.max() >= len(cluster):
         raise InputError(
             f"partition {type(partition).__name__}: owners() gave {owner.dtype} {list(owner.shape)}; expected "

@@ -23,6 +23,10 @@ class Curvature:
     mu: float
     L_sample: float
 
+    def of_steps(self, batch_size: int | None) -> float:
+        """The smoothness that gradient steps meet: with minibatches (None: full batches) that of single samples."""
+        return self.L if batch_size is None else self.L_sample
+
 
 def curvature(engine: Engine, *, objective: str, L: float | None = None, mu: float | None = None) -> Curvature:
     """Collective over the world. objective: f_i as the "mean" or the "sum" over the client's samples.

@@ -47,9 +47,11 @@ class Traffic:
         return cls((clients + clusters, (1 + hierarchical) * clients + clusters), (members, members))
 
 
-def of_setting(s: Setting, f: Curvature) -> Iterator[Prediction]:
-    """The constants of the objective and of the coins, and the best coins."""
+def of_setting(s: Setting, f: Curvature, L: float) -> Iterator[Prediction]:
+    """The constants of the objective and of the coins, and the best coins. L: the smoothness that local steps meet."""
     yield Prediction("smoothness of the clients' losses, L", f.L)
+    if L != f.L:
+        yield Prediction("that of their samples, which takes L's place", L)
     yield Prediction("their strong convexity, mu", f.mu)
     yield Prediction("C_1 = max alpha_j gamma_i", s.c1)
     yield Prediction("C_2 = max (1 - alpha_j) gamma_i", s.c2)
@@ -57,12 +59,12 @@ def of_setting(s: Setting, f: Curvature) -> Iterator[Prediction]:
     yield Prediction("tau_j", s.tau)
     yield Prediction("p_0", s.p_global)
     yield Prediction("p_j", s.p_cluster)
-    best = optimal_probabilities(f.L, s.c1, s.c2)
+    best = optimal_probabilities(L, s.c1, s.c2)
     yield Prediction("optimal p_0", best[0])
     yield Prediction("optimal p_j", best[1])
-    for kind, terms in s.smoothness_terms(f.L).items():
+    for kind, terms in s.smoothness_terms(L).items():
         yield Prediction(f"expected smoothness, {kind} term", terms if len(terms) > 1 else float(terms[0]))
-    yield Prediction("expected smoothness, their maximum, Lcal", s.expected_smoothness(f.L))
+    yield Prediction("expected smoothness, their maximum, Lcal", s.expected_smoothness(L))
 
 
 def of_rounds(s: Setting, traffic: Traffic, rounds: int, vector: int, refresh: float = 0.0) -> Iterator[Prediction]:
@@ -81,10 +83,10 @@ def of_rounds(s: Setting, traffic: Traffic, rounds: int, vector: int, refresh: f
 
 
 def of_descent(
-    s: Setting, f: Curvature, eta: float, traffic: Traffic, accuracy: float, vector: int
+    s: Setting, f: Curvature, L: float, eta: float, traffic: Traffic, accuracy: float, vector: int
 ) -> Iterator[Prediction]:
-    """Step sizes, and what it takes to a relative accuracy of the squared distance to the minimiser."""
-    smooth = s.expected_smoothness(f.L)
+    """Step sizes, and what it takes to a relative accuracy of the squared distance to the minimiser. L as above."""
+    smooth = s.expected_smoothness(L)
     yield Prediction("step size of this job, eta", eta)
     yield Prediction("largest eta that does not overshoot the means", s.largest_lr())
     yield Prediction("largest eta of the convergence theorem, 1/(2 Lcal)", 0.5 / smooth)

@@ -40,6 +40,8 @@ axes.axhline(mean, color="0.3", linestyle=":", label=f"mean over clients {mean:.
 
 # Do clients with more data fare better? Spearman's coefficient: the correlation of the ranks (equal values share one).
 known = np.isfinite(values)
+if not known.any():
+    sys.exit(f"{sys.argv[1]}: no client has test samples")
 if np.ptp(samples[known]) > 0 and np.ptp(values[known]) > 0:
 
     def ranks(x):

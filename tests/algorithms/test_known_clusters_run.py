@@ -70,6 +70,21 @@ def test_the_step_size_of_the_theory(objective, tau):
     assert found.eta == pytest.approx(1 / (2 * max(terms)), rel=1e-12)
 
 
+@pytest.mark.parametrize("objective", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "probabilities", [{"p_global": 0.2, "p_cluster": 0.1}, dict.fromkeys(("p_global", "p_cluster"), "optimal")]
+)
+def test_minibatch_steps_meet_the_smoothness_of_single_samples(objective, probabilities):
+    """A client's samples may be far steeper than their mean: 1/(2 Lcal) of that would diverge."""
+    at = {**PULL, "objective": objective, **probabilities}
+    scale = SIZES if objective == "sum" else np.ones(6)
+    sample = max(s * (x**2).sum(1).max() for (x, _), s in zip(DATA, scale, strict=True))
+    found = prepared(batch_size=2, **at)
+    assert found.eta < prepared(**at).eta
+    assert found.eta == pytest.approx(prepared(smoothness=sample, **at).eta, rel=1e-12)
+    assert found.setting.p_global == pytest.approx(prepared(smoothness=sample, **at).setting.p_global, rel=1e-12)
+
+
 def test_smoothness_takes_the_place_of_what_the_data_say():
     at = {"p_global": 0.2, "p_cluster": 0.1, **PULL}
     assert prepared(smoothness=50.0, **at).eta == pytest.approx(0.8 * 0.9 / 100)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from analysis_example import finished
 
-from hpcfl.analysis.plot import labels, plot
+from hpcfl.analysis.plot import _colours, labels, plot
 from hpcfl.analysis.reader import Run
 from hpcfl.errors import InputError
 
@@ -32,6 +32,20 @@ def test_one_to_many_runs_become_a_png(tmp_path):
     ridge = finished(tmp_path / "more", job="ridge", metrics=("loss", "squared_error"))
     plot([ridge], tmp_path / "ridge.pdf")
     assert (tmp_path / "ridge.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_every_run_has_a_colour_of_its_own():
+    to_rgb = pytest.importorskip("matplotlib.colors").to_rgb
+    for runs in (1, 8, 9, 40):
+        assert len({tuple(to_rgb(colour)) for colour in _colours(runs)}) == runs
+
+
+def test_names_shared_by_tables_are_told_apart(tmp_path):
+    """Of algorithm.alpha and partition.alpha, the latter differs."""
+    folders = [finished(tmp_path, options="alpha = 0.2", extra=f"[partition]\nalpha = {a}") for a in (0.1, 5.0)]
+    with ExitStack() as opened:
+        names = labels([opened.enter_context(Run(folder)) for folder in folders])
+    assert names == ["apfl, partition.alpha=0.1", "apfl, partition.alpha=5.0"]
 
 
 def test_what_cannot_be_drawn_is_one_clear_line(tmp_path, monkeypatch):

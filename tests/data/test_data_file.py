@@ -101,6 +101,7 @@ def test_byte_strings(tmp_path):
         ({"y": Y - 1}, "y[0] = -1; expected class labels 0, 1, ..."),
         ({"y": Y + 2**62}, f"y[2] = {2**62 + 2}; expected class labels 0, 1, ..., below 1,000,000"),
         ({"y": Y.astype(np.uint64) + np.uint64(2**63)}, "expected class labels 0, 1, ..., below 1,000,000"),
+        ({"y": np.where(Y == 2, 70_000, Y)}, "y has labels up to 70000, but only 3 different ones; number the classes"),
         ({"y": np.where(Y == 2, np.nan, Y)}, "y[2] = nan; expected finite"),
         ({"x": np.where(X == 5, np.nan, X)}, "x[2, 1] = nan; expected finite"),
         ({"x": X + 1j}, "x is complex64; expected numbers"),
@@ -137,7 +138,7 @@ def check(path, message):
 
 def test_wrong_files(tmp_path):
     check(tmp_path / "none.h5", "no such file")
-    check(tmp_path, "no such file")
+    check(tmp_path, "a folder (")
     text = tmp_path / "d.csv"
     text.write_text("x,y\n1,2\n")
     check(text, "neither HDF5 nor NPZ; expected a file written by h5py or numpy.savez")

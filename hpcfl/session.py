@@ -71,9 +71,7 @@ class Session:
             return self._leave(error, error.exit_code)
         except StopNow as error:
             return self._leave(error, 1 if self._saved is None else STOPPED)
-        except KeyboardInterrupt as error:
-            return self._leave(error, 1)
-        except Exception as error:
+        except (KeyboardInterrupt, Exception) as error:
             return self._leave(error, 1)
 
     def _run(self, job: Job) -> Outcome:
@@ -168,7 +166,7 @@ class Session:
         if self.comm.rank == 0 or not together:
             text = self._describe(error)
             reason = " ".join(text.removeprefix("hpcfl: ").split())
-            if not isinstance(error, HpcflError | KeyboardInterrupt):
+            if not isinstance(error, HpcflError | KeyboardInterrupt) and not self.comm.lost(error):
                 file = f"error-rank{self.comm.rank}.txt"
                 text += keep_traceback(error, self.folder / file if self.folder else Path(f"hpcfl-{file}"), reason)
             print(text, file=sys.stderr, flush=True)

@@ -89,7 +89,6 @@ WRONG_SETTINGS = [
 ]
 
 WRONG_SETTINGS += [
-    (['algorithm={name="fedbabu"}', 'model={name="logistic"}'], "trains the body alone, and this model is a head"),
     (['algorithm={name="fedrecon", reset=true, start_heads="drawn"}'], 'algorithm.start_heads = "drawn": with'),
     (['algorithm={name="pflego"}', 'model={name="logistic", reference=true}'], "model.reference = true: such a model"),
     (

@@ -12,7 +12,7 @@ without ``lr_schedule``. What a participant holds after its local work (``run.pr
 
 Travels per round and participant: theta down, theta_i up.
 Deviations: none.
-Limits held by tests: the head never moves. A model without a body is refused: nothing of it would ever be trained.
+Limits held by tests: the head never moves. (So a model that is a head alone, as logistic regression is, never learns.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from hpcfl.algorithm import LocalSGD, Rows, State, Weighting
 from hpcfl.block import Block
-from hpcfl.errors import InputError
 from hpcfl.group import Group
 from hpcfl.options import CountOrZero, OpenShare, Positive
 from hpcfl.personal_heads import PersonalHeads
@@ -46,11 +45,6 @@ class FedBABU(PersonalHeads, LocalSGD):
     fine_tune_lr: Positive | None = None  # absent: lr
 
     def first_heads(self, task: Task, group: Group, W: Tensor) -> Tensor:
-        if not task.split.body_size:
-            raise InputError(
-                'algorithm.name = "fedbabu": trains the body alone, and this model is a head without one; give it a '
-                'hidden layer, as model.name = "mlp" has'
-            )
         return super().first_heads(task, group, task.split.orthogonal(W))
 
     def client(self, b: Block, own: Rows) -> tuple[Rows, Rows]:

@@ -6,7 +6,7 @@ L(psi) = sum_i alpha_i l_i(W_i, theta), psi = (theta, W_1..W_I), with cohorts of
     0 < beta < 2/L,  0 < rho < (2/L)(r/I)       L the Lipschitz constant of grad L
     0 < beta < 2/L_W                            l_i of a fixed theta is convex in W_i, and L_W-smooth (derived)
 
-A client's steps of the head descend on l_i, not on alpha_i l_i: of many clients the second limit is the lower one.
+A client's steps of the head descend on l_i, not on alpha_i l_i: of many clients the second limit may be the lower one.
 
 L of a network is not known. The largest |eigenvalue| of the Hessian of L(psi) at the start estimates it: no bound,
 since the curvature changes on the way. L_W is of the features at the start, for any heads: with [phi, 1] [B, M+1] of a

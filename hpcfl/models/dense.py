@@ -60,5 +60,5 @@ class MLP(Headed):
     hidden: Counts = (200,)
     bias: bool = True
 
-    def build(self, spec: Spec) -> nn.Module:
+    def build(self, spec: Spec) -> Dense:
         return Dense(math.prod(spec.shape), self.hidden, spec.outputs, self.bias, head=self.head)

@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from tiny_sets import ALPHABETS, JOBS, as_files, write_sets
 
 from hpcfl.analysis.reader import Run
@@ -22,6 +23,9 @@ from hpcfl.build import build
 from hpcfl.comm import Comm
 from hpcfl.config import load
 from hpcfl.errors import STOPPED, InputError
+from hpcfl.models import Spec
+from hpcfl.registry import _registered, load_plugins
+from hpcfl.registry import build as build_model
 
 STUDY = JOBS / "study.py"
 BODIES = {"mnist": 157_000, "fashion-mnist": 157_000, "emnist": 157_000, "cifar10": 1_754_496, "omniglot": 111_424}
@@ -326,6 +330,17 @@ def test_results_without_newer_options_are_taken(made, study, tmp_path, capsys):
     one = ["table", "--data", "mnist", "--degrees", "high", "--methods", "pflego", "--missing", "skip"]
     study.study(study.arguments([*one, "--rounds", "2", "--out", str(tmp_path)]), Comm())
     assert "1 found, 0 missing" in capsys.readouterr().err
+
+
+def test_the_start_of_the_released_code(monkeypatch):
+    monkeypatch.setattr("hpcfl.registry._registered", {kind: dict(known) for kind, known in _registered.items()})
+    load_plugins([JOBS / "glorot.py"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        body, head = build_model("model", {"name": "mlp-glorot", "head_init": "uniform"}).build(Spec((784,), 10)).layers
+    assert float(body.weight.std()) == pytest.approx((2 / 984) ** 0.5, rel=0.02)
+    assert float(body.bias.std()) == pytest.approx(0.01, rel=0.2)
+    assert 0 <= float(head.weight.min()) < 0.01 < 0.99 < float(head.weight.max()) < 1
 
 
 def test_participation_and_rates(study, root, tmp_path, capsys):

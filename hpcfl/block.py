@@ -162,8 +162,7 @@ class Block:
     def new_heads(self) -> Tensor:
         """[C, P_head] heads drawn anew for this round."""
         heads = self._task.split.drawn_heads(self._seed, self.ids, self._round).to(self._task.device, self._task.dtype)
-        mask = self._group.outputs(self.rows)
-        return self._task.split.own_outputs(heads, None if mask is None else mask.squeeze(1))
+        return self._task.split.own_outputs(heads, self._group.outputs(self.rows))
 
     def _pass(self, forward: int, backward: int) -> None:
         clients = self.shared.readers[1]

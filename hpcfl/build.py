@@ -62,7 +62,7 @@ class Built:
 
 def build(job: Job, world: Comm) -> Built:
     """Collective over the world. Raises InputError on all ranks alike when the job cannot be run."""
-    _expect(job.algorithm, Work, "the class of the algorithm")
+    _expect(job.algorithm, Work, "the class of the algorithm must inherit from")
     settle(job.run.threads)
     node = world.node()
     device = world.together(lambda: choose_device(job.run.device, node.rank))
@@ -85,7 +85,7 @@ def build(job: Job, world: Comm) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_for(job.run.seed, rng.Purpose.INIT))
         module = job.model.build(spec)
-    _expect(module, torch.nn.Module, f"{type(job.model).__name__}.build")
+    _expect(module, torch.nn.Module, _given(job.model, "build", module))
     l2 = getattr(job.model, "l2", 0.0)
     task = Task(module, spec.shape, spec.classes, l2=l2, backend=job.run.backend, device=device, dtype=dtype)
     parts = None
@@ -188,7 +188,7 @@ def reader(job: Job, population: Population) -> Read:
 def load(job: Job) -> tuple[Dataset, Shares]:
     """The data set and who owns what: a pure function of the job, run by one process per node."""
     data = job.data.load(job.run.seed)
-    _expect(data, Dataset, f"{type(job.data).__name__}.load")
+    _expect(data, Dataset, _given(job.data, "load", data))
     return data, deal(job.partition, data, job.run.seed)
 
 
@@ -235,11 +235,14 @@ def make_group(
     )
 
 
-def _expect(value: object, kind: type, what: str) -> None:
-    """Raises InputError where a plug-in gives something else."""
+def _expect(value: object, kind: type, complaint: str) -> None:
+    """Raises InputError where a plug-in gives something else. complaint: what is said before the kind's name."""
     if not isinstance(value, kind):
-        verb = "must inherit from" if kind is Work else f"gave a {type(value).__name__}, expected a"
-        raise InputError(f"{what} {verb} {kind.__module__}.{kind.__qualname__}")
+        raise InputError(f"{complaint} {kind.__module__}.{kind.__qualname__}")
+
+
+def _given(by: object, method: str, value: object) -> str:
+    return f"{type(by).__name__}.{method} gave a {type(value).__name__}, expected a"
 
 
 def check_range(arrays: dict[str, np.ndarray], group: Group) -> None:

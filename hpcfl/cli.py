@@ -12,8 +12,8 @@ from rich.console import Console
 
 from hpcfl.cli_options import Changes, DryRun, JobFile, Launcher, Out, Plugins, with_sbatch_options
 from hpcfl.cli_sweep import sweep
-from hpcfl.comm import launched_rank
 from hpcfl.errors import HpcflError, keep_traceback, place
+from hpcfl.launcher import launched_rank
 
 # typer's errors of usage, wherever its version keeps their class
 WrongCall: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

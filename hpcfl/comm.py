@@ -1,4 +1,5 @@
-"""Communicators: MPI where there is one, a single process without any MPI library. The only module that imports mpi4py.
+"""Communicators: MPI where there is one, a single process without any MPI library. The only module that imports mpi4py,
+but for the script in probe.py that hpcfl doctor runs apart.
 
 Arrays travel as contiguous NumPy buffers (not pickled, in pieces of at most 2^30 elements), small objects pickled.
 """
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from hpcfl.errors import HpcflError, InputError
+from hpcfl.launcher import launched_tasks
 
 T = TypeVar("T")
 Op = Literal["sum", "max", "min"]
@@ -22,10 +24,6 @@ PIECE = 2**30  # elements per message: MPI counts are 32-bit integers
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set to 1 by mpirun --with-ft ulfm
 PATIENCE = 2.0  # seconds to wait for the other ranks before the job is aborted
 NOTICE = 3.0  # seconds until a rank that died is known to have
-
-# What launchers announce, the most specific first: daemons that mpirun starts through srun carry SLURM's count, too.
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Comm:
@@ -265,20 +263,6 @@ class MpiComm(Comm):
 
     def mpi(self) -> str:
         return " ".join(self._mpi.Get_library_version().strip("\0").splitlines()[0].split(",")[0].split())
-
-
-def launched_tasks(environment: Mapping[str, str] = os.environ) -> int:
-    """Number of tasks that the launcher's environment variables announce; 1 where there is no launcher."""
-    names = [*TASK_COUNTS, *(["WORLD_SIZE"] if "TORCHELASTIC_RUN_ID" in environment else [])]
-    for name in names:
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return 1
-
-
-def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Rank that the launcher's environment variables announce, for messages before MPI is loaded; 0 without one."""
-    return next((int(environment[name]) for name in RANKS if environment.get(name, "").isdigit()), 0)
 
 
 def world() -> Comm:

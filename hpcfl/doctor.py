@@ -21,8 +21,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hpcfl.comm import Comm, launched_tasks, world
+from hpcfl.comm import Comm, world
 from hpcfl.data import omniglot, vision
+from hpcfl.launcher import launched_tasks
 from hpcfl.probe import OK, PROBLEM, WARNING, Line, attempt, hdf5, mpi, reason
 from hpcfl.slurm import ranges
 

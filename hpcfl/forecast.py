@@ -17,9 +17,10 @@ from hpcfl.algorithm import Work
 from hpcfl.analysis.communication import communication, first
 from hpcfl.analysis.reader import Run
 from hpcfl.build import build
-from hpcfl.comm import Comm, launched_tasks
+from hpcfl.comm import Comm
 from hpcfl.config import Job, load
 from hpcfl.errors import InputError
+from hpcfl.launcher import launched_tasks
 from hpcfl.registry import load_plugins
 
 EXPERIMENT = ("seed", "dtype", "participation", "clients_per_round")  # what in [run] makes another experiment

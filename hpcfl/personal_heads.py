@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 from torch import Tensor
 
 from hpcfl.algorithm import Rows, State, Work
@@ -23,7 +24,7 @@ class PersonalHeads(Work):
 
     def init(self, task: Task, group: Group) -> State:
         theta, W = task.split.parts(task.start())
-        W = task.split.own_outputs(self.first_heads(task, group, W), group.mask)
+        W = task.split.own_outputs(self.first_heads(task, group, W), group.outputs(np.arange(group.clients)))
         return State({"theta": theta.clone()}, {"W": W})
 
     def first_heads(self, task: Task, group: Group, W: Tensor) -> Tensor:

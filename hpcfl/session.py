@@ -164,9 +164,10 @@ class Session:
         self.request.end()
         together = self.comm.arrive()
         if self.comm.rank == 0 or not together:
-            text = self._describe(error)
+            lost = self.comm.lost(error)
+            text = self._describe(error, lost=lost)
             reason = " ".join(text.removeprefix("hpcfl: ").split())
-            if not isinstance(error, HpcflError | KeyboardInterrupt) and not self.comm.lost(error):
+            if not isinstance(error, HpcflError | KeyboardInterrupt) and not lost:
                 file = f"error-rank{self.comm.rank}.txt"
                 text += keep_traceback(error, self.folder / file if self.folder else Path(f"hpcfl-{file}"), reason)
             print(text, file=sys.stderr, flush=True)
@@ -175,7 +176,7 @@ class Session:
             self.comm.abort(code)
         return code
 
-    def _describe(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException, *, lost: bool) -> str:
         if isinstance(error, HpcflError):
             return "\n".join(f"hpcfl: {line}" for line in str(error).splitlines())
         if isinstance(error, StopNow):
@@ -183,7 +184,7 @@ class Session:
             return f"hpcfl: stopped at once by a second signal ({error}); {kept}"
         if isinstance(error, KeyboardInterrupt):
             return "hpcfl: interrupted"
-        if self.comm.lost(error):
+        if lost:
             return "hpcfl: another rank died; its own messages, or the batch system's, say why (often: out of memory)"
         where = "; ".join([*getattr(error, "__notes__", []), place(error)])
         return f"hpcfl: rank {self.comm.rank}: {type(error).__name__}: {error} ({where})"

@@ -102,11 +102,11 @@ class Split:
         return W if self.head is None else self.head.orthogonal(W)
 
     def own_outputs(self, W: Tensor, mask: Tensor | None) -> Tensor:
-        """Heads [C, P_head], zero for the outputs that a client does not have: mask [C, O] as in ``Group``.
+        """Heads [C, P_head], zero for the outputs that a client does not have: mask [C, 1, O] as in ``Batch``.
 
         They stay so: their gradient is zero. So a penalty counts a client's own outputs alone.
         """
-        return W if self.head is None or mask is None else self.head.zeroed(W, mask.isinf())
+        return W if self.head is None or mask is None else self.head.zeroed(W, mask.squeeze(1).isinf())
 
     def drawn_heads(self, seed: int, clients: np.ndarray, round: int) -> Tensor:
         """[C, P_head] a new head of every client for this round, whatever the model starts with.

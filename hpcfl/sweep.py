@@ -22,6 +22,7 @@ from pathlib import Path
 from hpcfl import slurm
 from hpcfl.config import load, read, to_toml, toml_value
 from hpcfl.errors import STOPPED, InputError
+from hpcfl.names import short_names
 from hpcfl.options import user_path
 from hpcfl.results_folder import new_run_folder
 
@@ -158,8 +159,7 @@ def parse_axis(text: str) -> tuple[str, list[str]]:
 
 def member_name(number: int, changes: Mapping[str, str]) -> str:
     """Name of a member's files: its number, and for people what it changes: 003-lr=0.1-seed=2."""
-    last = [key.rpartition(".")[2] for key in changes]
-    short = {key: name if last.count(name) == 1 else key for key, name in zip(changes, last, strict=True)}
+    short = short_names(changes)
     clean = {key: re.sub(r"[^\w.+-]+", "_", value).strip("_") for key, value in changes.items()}
     return "-".join([f"{number:03d}", *(f"{short[key]}={value}" for key, value in clean.items())])[:100].rstrip("-_.")
 

@@ -18,7 +18,7 @@ from hpcfl.results import ResultsWriter, Schema
 PACKAGE = Path(hpcfl.__file__).parent
 
 LAYERS = [  # a module imports only from its own layer or an earlier one
-    "errors rng options registry vectors splits duration signals",
+    "errors rng options registry vectors splits duration signals launcher names",
     "comm reduce",
     "placement topology group on_demand task split head network dense losses batch device dropout gradient",
     "algorithm schedules server members block rows store engine round averages models data partition",

@@ -12,6 +12,7 @@ import numpy as np
 
 from hpcfl.analysis.reader import Run, find
 from hpcfl.errors import InputError
+from hpcfl.names import short_names
 
 # Okabe and Ito's palette, told apart with any kind of colour vision; its yellow is too faint for lines and left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -40,14 +41,15 @@ def plot(files: Iterable[Path], out: Path) -> None:
             raise InputError("accuracy and squared error do not fit into one figure; plot these runs apart")
         if not any(run.evaluations_done for run in runs):
             raise InputError(f"{runs[0].path}: no evaluation in it yet, so there is nothing to plot")
-        if not any(_last(run).size for run in runs):
+        last = [_last(run) for run in runs]
+        if not any(values.size for values in last):
             raise InputError(f"{runs[0].path}: no client has a finite test value, so there is nothing to plot")
         colours = _colours(len(runs))
         figure = Figure(figsize=(11, 4.6), layout="constrained", dpi=150)
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         _curves(left, runs, colours)
-        _histograms(right, runs, colours)
+        _histograms(right, last, [STYLES[run.models[0]] for run in runs], colours)
         word = WORDS[metrics.pop()]
         left.set(xlabel="round", ylabel=f"{word}, mean over clients")
         right.set(xlabel=f"last {word} of each client (dotted: mean)")
@@ -81,22 +83,21 @@ def _last(run: Run) -> np.ndarray:
     return np.empty(0) if values is None else values[np.isfinite(values)]
 
 
-def _histograms(panel: Any, runs: Sequence[Run], colours: Sequence[Any]) -> None:
+def _histograms(panel: Any, values: Sequence[np.ndarray], styles: Sequence[str], colours: Sequence[Any]) -> None:
     """One row per run, the first on top: histograms over one another cannot be read from three runs on."""
-    values = [_last(run) for run in runs]
     together = np.concatenate(values)
     low, high = together.min(), together.max()
     edges = np.linspace(low, high, BINS + 1) if high > low else np.array([low - 0.05, low + 0.05])
     shares = [np.histogram(v, edges)[0] / max(1, v.size) for v in values]
     peak = max(share.max() for share in shares)
     for k, (v, share) in enumerate(zip(values, shares, strict=True)):
-        foot, height = len(runs) - 1 - k, 0.9 * share / peak
+        foot, height = len(values) - 1 - k, 0.9 * share / peak
         style: dict[str, Any] = {"color": colours[k], "baseline": foot}
         panel.stairs(foot + height, edges, fill=True, alpha=0.25, **style)
-        panel.stairs(foot + height, edges, linewidth=1.6, linestyle=STYLES[runs[k].models[0]], **style)
+        panel.stairs(foot + height, edges, linewidth=1.6, linestyle=styles[k], **style)
         if v.size:
             panel.plot([v.mean()] * 2, [foot, foot + 0.9], ":", color=colours[k], linewidth=1.6)
-    panel.set_yticks(range(len(runs)), [""] * len(runs))
+    panel.set_yticks(range(len(values)), [""] * len(values))
     panel.tick_params(axis="y", length=0)
     panel.set_ylim(bottom=0)
     panel.set_ylabel(f"share of clients (tallest bar: {peak:.0%})")
@@ -118,9 +119,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
         flat = [_flat(other.config) for other in runs if other.algorithm == run.algorithm]
         own = _flat(run.config)
         differing = [key for key in own if key != "run.out" and any(f.get(key) != own[key] for f in flat)]
-        short = {key: key.rpartition(".")[2] for key in own}
-        unique = {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
-        names.append(", ".join([run.algorithm, *(f"{unique[key]}={_shown(own[key])}" for key in differing)]))
+        short = short_names(own)
+        names.append(", ".join([run.algorithm, *(f"{short[key]}={_shown(own[key])}" for key in differing)]))
     return [f"{name} ({run.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)]
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcfl.comm import Comm, launched_rank, world
+from hpcfl.comm import Comm, world
 from hpcfl.errors import HpcflError, InputError
+from hpcfl.launcher import launched_rank
 from hpcfl.signals import StopRequest
 
 Asked = Callable[[], str | None]  # why to stop; None: nobody asked

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hpcfl.analysis.reader import Run
 from hpcfl.cli import main
-from hpcfl.comm import launched_rank
+from hpcfl.launcher import launched_rank
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "jobs/examples/million.toml"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from same import assert_same
-from test_failures import LONG, ranks_of, started
+from test_failures import FAILING, LONG, ranks_of, started
 
 from hpcfl.analysis.reader import Run
 from hpcfl.results_folder import lock
@@ -15,19 +15,9 @@ from hpcfl.results_folder import lock
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "jobs/quickstart/local.toml"
 
-OUT_OF_MEMORY = """
-from dataclasses import dataclass
-from hpcfl.algorithms.local import Local
-from hpcfl.registry import register
-
-@register("algorithm", "greedy")
-@dataclass(frozen=True)
-class Greedy(Local):
-    def client(self, b, own):
-        if 33 in b.ids and b.iteration(0) >= 20:
-            raise MemoryError("out of memory: 3 TB for a client's data")
-        return super().client(b, own)
-"""
+OUT_OF_MEMORY = FAILING.replace(
+    'ValueError("no luck today")', 'MemoryError("out of memory: 3 TB for a client\'s data")'
+)
 
 # The settings of a process that may write no file of more bytes than the first argument says.
 LIMITED = """
@@ -72,7 +62,7 @@ def test_a_killed_launcher_leaves_no_ranks_and_no_lock(start, hpcfl, tmp_path):
 def test_a_rank_without_memory_ends_the_job_with_one_cause(start, tmp_path):
     (tmp_path / "plugin.py").write_text(OUT_OF_MEMORY)
     args = ["-m", "hpcfl", "run", JOB, "--out", tmp_path, "--plugin", tmp_path / "plugin.py", *LONG]
-    process = start(3, *args, "--set", 'algorithm.name="greedy"')
+    process = start(3, *args, "--set", 'algorithm.name="failing"')
     report = None
     while report is None and process.poll() is None:
         time.sleep(0.05)
